@@ -1,1 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
+//! IKEv2 (RFC 7296) without I/O.
+//!
+//! This crate is deterministic: it contains no networking code, reads no clock and draws no
+//! randomness that was not injected. Its whole interface is values in and values out: see
+//! [`api`] for what goes in and comes out of an endpoint.
+
+#![forbid(unsafe_code)]
+
+pub mod api;

@@ -1,1 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Data planes for IPsec on Linux.
+//!
+//! [`DataPlane`] is what the daemon sees: operations in, outcomes and events out, counters on
+//! request. [`xfrm`] programs the kernel over netlink; [`tun`] processes ESP in user space behind
+//! a TUN device. [`select`] tells which of them a host can run.
+
+pub mod plane;
+
+pub use plane::{DataPlane, PlaneKind};

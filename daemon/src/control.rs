@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The one handle that the VICI server, the metrics endpoint and the file loader drive the daemon by.
+//!
+//! Reading is lock-free and never waits on IKE: [`Control::snapshot`] returns what the engine last
+//! published. Everything else is a message to the engine with an answer channel; dropping the
+//! answer channel cancels the command.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use swanherd_config::model::{Connection, SharedKind, SharedSecret};
+use swanherd_ike::api::{ChildSaId, Command, Counter, Event, IkeSaId, IkeSaInfo, LogLine, Selector};
+use swanherd_ipsec::plane::{SaCounters, SaId};
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+/// What the engine publishes after each batch of changes.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    /// When it was published.
+    pub(crate) at: Instant,
+    /// When the daemon started, monotonic and seconds since the epoch.
+    pub(crate) started: (Instant, u64),
+    /// Loaded connections, by name.
+    pub(crate) connections: BTreeMap<String, Arc<Connection>>,
+    /// IKE SAs, by id.
+    pub(crate) ike_sas: BTreeMap<IkeSaId, Arc<IkeSaInfo>>,
+    /// Counters of the data plane at its last dump.
+    pub(crate) sa_counters: Arc<BTreeMap<SaId, SaCounters>>,
+    /// Monotonic octets and packets per (connection, child) that survive rekeys.
+    pub(crate) totals: Arc<BTreeMap<(String, String), Totals>>,
+    /// IKE counters per connection; the empty name holds the global ones.
+    pub(crate) counters: Arc<BTreeMap<String, BTreeMap<Counter, u64>>>,
+    /// Last failure per connection, with the seconds since the epoch.
+    pub(crate) last_errors: Arc<BTreeMap<String, (u64, String)>>,
+    /// Names of loaded credentials.
+    pub(crate) credentials: Arc<CredentialNames>,
+    /// Number of half-open IKE SAs.
+    pub(crate) half_open: usize,
+    /// Name of the data plane.
+    pub(crate) data_plane: &'static str,
+}
+
+/// Octets and packets summed over all SA generations of one child.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// Octets received.
+    pub(crate) bytes_in: u64,
+    /// Octets sent.
+    pub(crate) bytes_out: u64,
+    /// Packets received.
+    pub(crate) packets_in: u64,
+    /// Packets sent.
+    pub(crate) packets_out: u64,
+}
+
+/// What `get-keys`, `get-shared` and `list-certs` may tell.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CredentialNames {
+    /// Key ids (hex SHA-1 of the public key), as `load-key` returned them.
+    pub(crate) keys: Vec<String>,
+    /// Ids of shared secrets.
+    pub(crate) shared: Vec<String>,
+    /// Certificates: DER and whether they are trust anchors and have a private key here.
+    pub(crate) certs: Vec<CertInfo>,
+}
+
+/// One loaded certificate.
+#[derive(Clone, Debug)]
+pub(crate) struct CertInfo {
+    /// DER.
+    pub(crate) der: Arc<[u8]>,
+    /// A CA certificate.
+    pub(crate) is_ca: bool,
+    /// Its private key is loaded.
+    pub(crate) has_key: bool,
+}
+
+/// How a command went; `matches` and `terminated` are for `terminate` and `rekey`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CommandReply {
+    /// Success, or what the operator is shown.
+    pub(crate) result: Result<(), String>,
+    /// SAs that matched.
+    pub(crate) matches: u32,
+    /// SAs that were taken down.
+    pub(crate) terminated: u32,
+}
+
+/// A request to the engine.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Load or replace a connection.
+    LoadConnection(Box<Connection>, oneshot::Sender<Result<(), String>>),
+    /// Unload a connection.
+    UnloadConnection(String, oneshot::Sender<Result<(), String>>),
+    /// Load or replace a shared secret.
+    LoadShared(SharedSecret, oneshot::Sender<Result<(), String>>),
+    /// Unload a shared secret by id. Unknown ids succeed.
+    UnloadShared(String, oneshot::Sender<Result<(), String>>),
+    /// Load a private key (PEM or DER). Answers with its id.
+    LoadKey(swanherd_ipsec::Secret, oneshot::Sender<Result<String, String>>),
+    /// Unload a private key by id.
+    UnloadKey(String, oneshot::Sender<Result<(), String>>),
+    /// Load a certificate (PEM or DER); `ca` if it was loaded as a CA certificate.
+    LoadCert {
+        /// PEM or DER.
+        data: Vec<u8>,
+        /// Loaded as a CA certificate.
+        ca: bool,
+        /// Answer.
+        reply: oneshot::Sender<Result<(), String>>,
+    },
+    /// Forget all credentials.
+    ClearCredentials(oneshot::Sender<()>),
+    /// Forget certificates that were received from peers.
+    FlushCerts(oneshot::Sender<()>),
+    /// Read strongswan.conf again.
+    ReloadSettings(oneshot::Sender<Result<(), String>>),
+    /// Run a command. Log lines of the IKE SAs concerned go to `log`; a full queue drops lines,
+    /// a closed `reply` cancels.
+    Command {
+        /// What.
+        command: Command,
+        /// Where log lines go.
+        log: Option<mpsc::Sender<LogLine>>,
+        /// Answer.
+        reply: oneshot::Sender<CommandReply>,
+    },
+    /// Reset the counters of one connection, or of all.
+    ResetCounters(Option<String>, oneshot::Sender<Result<(), String>>),
+    /// Refresh `sa_counters` and `totals` from the data plane now.
+    RefreshCounters(oneshot::Sender<()>),
+}
+
+/// See the module's text. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Control {
+    pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
+    pub(crate) requests: mpsc::Sender<Request>,
+    pub(crate) events: broadcast::Sender<Arc<Event>>,
+}
+
+impl Control {
+    /// What the engine last published.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    /// All events from now on. A reader that falls behind loses the oldest and is told so.
+    pub(crate) fn events(&self) -> broadcast::Receiver<Arc<Event>> {
+        self.events.subscribe()
+    }
+
+    /// Sends a request built around an answer channel and waits for the answer.
+    ///
+    /// # Errors
+    /// If the daemon is shutting down.
+    pub(crate) async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<T>) -> Request,
+    ) -> Result<T, ShuttingDown> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(request(reply)).await.map_err(|_| ShuttingDown)?;
+        answer.await.map_err(|_| ShuttingDown)
+    }
+}
+
+/// The engine does not answer any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the daemon is shutting down")]
+pub(crate) struct ShuttingDown;
+
+/// What a `terminate` or `rekey` selector hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Match {
+    /// IKE SA.
+    pub(crate) ike: IkeSaId,
+    /// CHILD SA, if children were meant.
+    pub(crate) child: Option<ChildSaId>,
+}
+
+impl Snapshot {
+    /// SAs that `selector` names.
+    pub(crate) fn matches(&self, selector: &Selector) -> Vec<Match> {
+        let wants_child = selector.child.is_some() || selector.child_id.is_some();
+        let mut found = Vec::new();
+        for (&ike, info) in &self.ike_sas {
+            let name_fits = |want: &Option<String>| want.is_none() || *want == info.connection;
+            if !name_fits(&selector.ike) || selector.ike_id.is_some_and(|id| id != ike) {
+                continue;
+            }
+            if !wants_child {
+                found.push(Match { ike, child: None });
+                continue;
+            }
+            for (&child, child_info) in &info.children {
+                let name = selector.child.as_ref().is_none_or(|name| *name == child_info.name);
+                if name && selector.child_id.is_none_or(|id| id == child) {
+                    found.push(Match { ike, child: Some(child) });
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Kinds of shared secrets by their VICI names.
+pub(crate) fn shared_kind(name: &str) -> Option<SharedKind> {
+    match name.to_ascii_uppercase().as_str() {
+        "IKE" => Some(SharedKind::Ike),
+        "EAP" | "XAUTH" => Some(SharedKind::Eap),
+        "NTLM" => Some(SharedKind::Ntlm),
+        "PPK" => Some(SharedKind::Ppk),
+        _ => None,
+    }
+}

@@ -1,0 +1,601 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What goes into an endpoint and what comes out.
+//!
+//! The calls of an endpoint fall into four classes, as in other sans-I/O protocol libraries:
+//! getters (`&self`), `handle_*` (something happened: a datagram, a timer, an answer of the data
+//! plane, a finished computation), commands (an operator or a policy wants something), and
+//! `poll_*` (what to do next). After any call of the second or third class, drain
+//! `poll_action` until it returns `None`, then arm a timer for `poll_timeout`.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use swanherd_config::model::Connection;
+use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaId};
+use swanherd_ipsec::proposal::{ChildSuite, IkeSuite};
+use swanherd_ipsec::{Identity, TrafficSelector};
+
+/// Both clocks at one moment: the monotonic one drives timers, the wall clock certificate validity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Now {
+    /// Monotonic.
+    pub instant: Instant,
+    /// Seconds since the Unix epoch.
+    pub unix: u64,
+}
+
+impl Now {
+    /// The moment `by` later.
+    #[must_use]
+    pub fn after(self, by: Duration) -> Self {
+        Self {
+            instant: self.instant + by,
+            unix: self.unix + by.as_secs(),
+        }
+    }
+}
+
+/// A UDP datagram with an IKE message; the non-ESP marker of port 4500 is already stripped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Own address and port that it was sent to.
+    pub local: SocketAddr,
+    /// Peer's address and port that it came from.
+    pub remote: SocketAddr,
+    /// The IKE message.
+    pub payload: Vec<u8>,
+}
+
+/// A datagram to send. The shell adds the non-ESP marker when `local` has the NAT-T port, or when
+/// `remote` has a port other than 500.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Own address and port. An unspecified address leaves the choice to the kernel's routing.
+    pub local: SocketAddr,
+    /// Peer.
+    pub remote: SocketAddr,
+    /// The IKE message, or the single octet 0xff of a NAT keepalive (sent without marker).
+    pub payload: Vec<u8>,
+    /// DSCP for the IP header.
+    pub dscp: u8,
+    /// Whether this is a NAT keepalive rather than an IKE message.
+    pub keepalive: bool,
+}
+
+/// Names an IKE SA for as long as the daemon runs: the `uniqueid` of VICI.
+pub type IkeSaId = u32;
+/// Names a CHILD SA for as long as the daemon runs: the `uniqueid` of VICI.
+pub type ChildSaId = u32;
+/// Correlates an [`Action`] with its answer.
+pub type Token = u64;
+/// Correlates a command with its [`Event::CommandDone`].
+pub type CommandId = u64;
+
+/// What the endpoint wants done.
+#[derive(Debug)]
+pub enum Action {
+    /// Send a datagram.
+    Transmit(Transmit),
+    /// Apply an operation to the data plane, in order; answer with `handle_plane`.
+    Plane(Token, Op),
+    /// Run an expensive computation anywhere; answer with `handle_computed`.
+    Compute(Token, Job),
+    /// Resolve a host name (of `local_addrs` or `remote_addrs`) and answer with `handle_resolved`.
+    Resolve(Token, String),
+    /// Find the source address that the host would use towards `remote`; answer with
+    /// `handle_source`.
+    Source(Token, IpAddr),
+    /// Something to tell the world.
+    Event(Event),
+}
+
+/// An answer of the data plane to [`Action::Plane`].
+pub type PlaneAnswer = Result<Outcome, PlaneError>;
+
+/// What the world is told. Order is the order in which things happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// An IKE SA was established or went away. `up = false` is also raised for one that never
+    /// was established.
+    IkeUpDown {
+        /// Established.
+        up: bool,
+        /// State at that moment, children included.
+        sa: Box<IkeSaInfo>,
+    },
+    /// An IKE SA replaced another.
+    IkeRekey {
+        /// Before.
+        old: Box<IkeSaInfo>,
+        /// After.
+        new: Box<IkeSaInfo>,
+    },
+    /// The addresses of an IKE SA are about to change.
+    IkeUpdate {
+        /// Before.
+        sa: Box<IkeSaInfo>,
+        /// New own address.
+        local: SocketAddr,
+        /// New peer address.
+        remote: SocketAddr,
+    },
+    /// A CHILD SA was installed or went away (but not for rekeys).
+    ChildUpDown {
+        /// Installed.
+        up: bool,
+        /// Its IKE SA, holding only this child.
+        sa: Box<IkeSaInfo>,
+    },
+    /// A CHILD SA replaced another.
+    ChildRekey {
+        /// Their IKE SA, without children.
+        sa: Box<IkeSaInfo>,
+        /// Before.
+        old: Box<ChildSaInfo>,
+        /// After.
+        new: Box<ChildSaInfo>,
+    },
+    /// A line for the log, and for the clients that wait for `command`.
+    Log(LogLine),
+    /// Something that deserves an operator's attention; `kind` is VICI's alert type.
+    Alert {
+        /// VICI's name of the alert.
+        kind: &'static str,
+        /// The IKE SA, if there is one.
+        sa: Option<Box<IkeSaInfo>>,
+    },
+    /// A command ended.
+    CommandDone {
+        /// Which.
+        id: CommandId,
+        /// How; the text is what the operator is shown.
+        result: Result<(), String>,
+    },
+    /// One of the per-connection counters went up.
+    Counter {
+        /// Connection, if known by then.
+        connection: Option<String>,
+        /// Which.
+        counter: Counter,
+    },
+    /// An IKE SA, or one of its children, changed in a way that listings show.
+    Changed(IkeSaId),
+    /// An IKE SA is gone from listings.
+    Gone(IkeSaId),
+}
+
+/// A log line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// Subsystem, as VICI names them.
+    pub group: LogGroup,
+    /// 0 is always shown; 1 is the default; 2 and above is detail.
+    pub level: u8,
+    /// IKE SA that it is about.
+    pub ike_sa: Option<(String, IkeSaId)>,
+    /// The text, in our own words.
+    pub message: String,
+}
+
+/// Log groups of VICI that IKE speaks in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogGroup {
+    /// IKE SA management across SAs.
+    Mgr,
+    /// IKE SA.
+    Ike,
+    /// CHILD SA.
+    Chd,
+    /// Configuration selection.
+    Cfg,
+    /// Data plane.
+    Knl,
+    /// Network.
+    Net,
+    /// Message encoding.
+    Enc,
+    /// Background work.
+    Job,
+    /// Certificates.
+    Lib,
+}
+
+/// Counters of VICI's `get-counters`, and the reasons that metrics label failures with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Counter {
+    /// `ike-rekey-init`
+    IkeRekeyInit,
+    /// `ike-rekey-resp`
+    IkeRekeyResp,
+    /// `child-rekey`
+    ChildRekey,
+    /// `invalid`: a message with invalid types, lengths or syntax.
+    Invalid,
+    /// `invalid-spi`: a message for an IKE SPI that does not exist.
+    InvalidSpi,
+    /// `ike-init-in-req` and the like: exchange, direction and kind of a message.
+    Message {
+        /// IKE_SA_INIT, IKE_AUTH, CREATE_CHILD_SA or INFORMATIONAL.
+        exchange: Exchange,
+        /// Received rather than sent.
+        inbound: bool,
+        /// Response rather than request.
+        response: bool,
+    },
+    /// Retransmission of a request of ours.
+    Retransmit,
+    /// A request of the peer's was received again and answered again.
+    RetransmitReceived,
+    /// The peer did not answer; all retransmissions are used up.
+    PeerTimeout,
+    /// An attempt failed or an SA was lost, by reason.
+    Failure(FailureReason),
+    /// A message was dropped before an SA existed for it.
+    Dropped(DropReason),
+}
+
+/// Exchanges (RFC 7296).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Exchange {
+    /// IKE_SA_INIT
+    IkeSaInit,
+    /// IKE_AUTH
+    IkeAuth,
+    /// CREATE_CHILD_SA
+    CreateChildSa,
+    /// INFORMATIONAL
+    Informational,
+}
+
+/// Why an SA was not established or was lost: the `reason` label of metrics and the last error in
+/// `status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FailureReason {
+    /// No answer.
+    Timeout,
+    /// NO_PROPOSAL_CHOSEN for the IKE SA.
+    IkeProposalMismatch,
+    /// NO_PROPOSAL_CHOSEN for a CHILD SA.
+    ChildProposalMismatch,
+    /// TS_UNACCEPTABLE.
+    SelectorMismatch,
+    /// AUTHENTICATION_FAILED from the peer: it does not accept us.
+    LocalAuthFailed,
+    /// The peer's AUTH, identity or certificate was not acceptable.
+    PeerAuthFailed,
+    /// No connection matches the peer's request.
+    NoConfig,
+    /// The data plane refused.
+    DataPlane,
+    /// The peer broke the protocol.
+    PeerMisbehaved,
+    /// The peer answered with an error notify not listed here.
+    PeerError,
+    /// The peer deleted it.
+    PeerDeleted,
+    /// An operator or a reload ended it.
+    LocalDeleted,
+    /// A hard lifetime was reached.
+    Expired,
+    /// No secret, certificate or key to authenticate with.
+    MissingCredentials,
+    /// A name could not be resolved, or no route leads to the peer.
+    Unreachable,
+    /// The peer or we do not support something that is needed.
+    Unsupported,
+    /// Limits of this host.
+    Resources,
+}
+
+/// Why a message was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DropReason {
+    /// Not an IKE message.
+    Malformed,
+    /// Half-open limit of all peers.
+    HalfOpenTotal,
+    /// Half-open limit of one address.
+    HalfOpenPerAddress,
+    /// A cookie was demanded.
+    CookieDemanded,
+    /// IKEv1 or a version above 2.
+    Version,
+    /// IKE_SA_INIT that no connection accepts.
+    NoConfig,
+}
+
+/// State of an IKE SA as VICI names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum IkeState {
+    /// `CREATED`
+    Created,
+    /// `CONNECTING`
+    Connecting,
+    /// `ESTABLISHED`
+    Established,
+    /// `REKEYING`
+    Rekeying,
+    /// `REKEYED`
+    Rekeyed,
+    /// `DELETING`
+    Deleting,
+    /// `DESTROYING`
+    Destroying,
+}
+
+/// State of a CHILD SA as VICI names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ChildState {
+    /// `CREATED`
+    Created,
+    /// `INSTALLING`
+    Installing,
+    /// `INSTALLED`
+    Installed,
+    /// `UPDATING`
+    Updating,
+    /// `REKEYING`
+    Rekeying,
+    /// `REKEYED`
+    Rekeyed,
+    /// `DELETING`
+    Deleting,
+    /// `DELETED`
+    Deleted,
+}
+
+/// One IKE SA as listings show it. Moments are monotonic; the reader turns them into ages.
+#[derive(Clone, Debug)]
+pub struct IkeSaInfo {
+    /// `uniqueid`.
+    pub id: IkeSaId,
+    /// Connection; `None` until one is chosen.
+    pub connection: Option<String>,
+    /// State.
+    pub state: IkeState,
+    /// Own address and port.
+    pub local: SocketAddr,
+    /// Peer's address and port.
+    pub remote: SocketAddr,
+    /// Own identity, once known.
+    pub local_id: Identity,
+    /// Peer's identity, once known.
+    pub remote_id: Identity,
+    /// Whether this side initiated.
+    pub initiator: bool,
+    /// Initiator's SPI.
+    pub spi_i: u64,
+    /// Responder's SPI.
+    pub spi_r: u64,
+    /// This side is behind a NAT.
+    pub nat_local: bool,
+    /// The peer is behind a NAT.
+    pub nat_remote: bool,
+    /// NAT was claimed to force encapsulation.
+    pub nat_fake: bool,
+    /// Algorithms, once agreed.
+    pub suite: Option<IkeSuite>,
+    /// When it was established.
+    pub established: Option<Instant>,
+    /// When it will be rekeyed.
+    pub rekey_at: Option<Instant>,
+    /// When it will be reauthenticated.
+    pub reauth_at: Option<Instant>,
+    /// VICI's names of what waits to be done.
+    pub tasks_queued: Vec<&'static str>,
+    /// VICI's names of the exchange in flight.
+    pub tasks_active: Vec<&'static str>,
+    /// VICI's names of what the peer has started.
+    pub tasks_passive: Vec<&'static str>,
+    /// Children, by id.
+    pub children: BTreeMap<ChildSaId, ChildSaInfo>,
+}
+
+/// One CHILD SA as listings show it.
+#[derive(Clone, Debug)]
+pub struct ChildSaInfo {
+    /// `uniqueid`.
+    pub id: ChildSaId,
+    /// Child's name in the configuration.
+    pub name: String,
+    /// Request id.
+    pub reqid: u32,
+    /// State.
+    pub state: ChildState,
+    /// Mode.
+    pub mode: swanherd_ipsec::plane::Mode,
+    /// UDP encapsulation.
+    pub encap: bool,
+    /// Inbound SA, once its SPI is allocated.
+    pub inbound: Option<SaId>,
+    /// Outbound SA, once the peer's SPI is known.
+    pub outbound: Option<SaId>,
+    /// Algorithms, once agreed.
+    pub suite: Option<ChildSuite>,
+    /// XFRM interface ids.
+    pub if_id: (u32, u32),
+    /// Marks.
+    pub mark_in: Option<swanherd_ipsec::plane::Mark>,
+    /// Marks.
+    pub mark_out: Option<swanherd_ipsec::plane::Mark>,
+    /// Agreed selectors of this side.
+    pub local_ts: Vec<TrafficSelector>,
+    /// Agreed selectors of the peer.
+    pub remote_ts: Vec<TrafficSelector>,
+    /// When it was installed.
+    pub installed: Option<Instant>,
+    /// When it will be rekeyed.
+    pub rekey_at: Option<Instant>,
+    /// When it ends.
+    pub expires_at: Option<Instant>,
+}
+
+/// Settings of an endpoint, with strongSwan's defaults.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `charon.port`.
+    pub port: u16,
+    /// `charon.port_nat_t`.
+    pub port_nat_t: u16,
+    /// `charon.retransmit_tries`.
+    pub retransmit_tries: u32,
+    /// `charon.retransmit_timeout`.
+    pub retransmit_timeout: Duration,
+    /// `charon.retransmit_base`, in thousandths.
+    pub retransmit_base_milli: u32,
+    /// `charon.retransmit_jitter`, in percent.
+    pub retransmit_jitter: u32,
+    /// `charon.retransmit_limit`; zero is none.
+    pub retransmit_limit: Duration,
+    /// `charon.half_open_timeout`.
+    pub half_open_timeout: Duration,
+    /// `charon.cookie_threshold`; zero is never.
+    pub cookie_threshold: u32,
+    /// `charon.cookie_threshold_ip`; zero is never.
+    pub cookie_threshold_ip: u32,
+    /// `charon.block_threshold`; zero is never. Does not apply to configured peer addresses.
+    pub block_threshold: u32,
+    /// `charon.init_limit_half_open`; zero is none.
+    pub init_limit_half_open: u32,
+    /// `charon.ikesa_limit`; zero is none.
+    pub ikesa_limit: u32,
+    /// `charon.keep_alive`; zero is off.
+    pub keep_alive: Duration,
+    /// `charon.fragment_size`, of the IP packet.
+    pub fragment_size: u32,
+    /// `charon.max_packet`.
+    pub max_packet: u32,
+    /// `charon.delete_rekeyed_delay`.
+    pub delete_rekeyed_delay: Duration,
+    /// `charon.reuse_ikesa`.
+    pub reuse_ikesa: bool,
+    /// `charon.close_ike_on_child_failure`.
+    pub close_ike_on_child_failure: bool,
+    /// `charon.make_before_break`.
+    pub make_before_break: bool,
+    /// `charon.prefer_configured_proposals`.
+    pub prefer_configured_proposals: bool,
+    /// `charon.signature_authentication` (RFC 7427).
+    pub signature_authentication: bool,
+    /// `charon.rsa_pss`.
+    pub rsa_pss: bool,
+    /// `charon.replay_window`.
+    pub replay_window: u32,
+    /// `charon.reqid_base`.
+    pub reqid_base: u32,
+    /// The data plane can only do UDP encapsulation, so NAT is claimed to every peer.
+    pub force_encap: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            port: 500,
+            port_nat_t: 4500,
+            retransmit_tries: 5,
+            retransmit_timeout: Duration::from_secs(4),
+            retransmit_base_milli: 1800,
+            retransmit_jitter: 0,
+            retransmit_limit: Duration::ZERO,
+            half_open_timeout: Duration::from_secs(30),
+            cookie_threshold: 30,
+            cookie_threshold_ip: 3,
+            block_threshold: 5,
+            init_limit_half_open: 0,
+            ikesa_limit: 0,
+            keep_alive: Duration::from_secs(20),
+            fragment_size: 1280,
+            max_packet: 10_000,
+            delete_rekeyed_delay: Duration::from_secs(5),
+            reuse_ikesa: true,
+            close_ike_on_child_failure: false,
+            make_before_break: true,
+            prefer_configured_proposals: true,
+            signature_authentication: true,
+            rsa_pss: false,
+            replay_window: 32,
+            reqid_base: 1,
+            force_encap: false,
+        }
+    }
+}
+
+/// What an operator asks for.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Bring up a child, or an IKE SA without children.
+    Initiate {
+        /// Connection; `None` takes the first that has such a child.
+        connection: Option<String>,
+        /// Child.
+        child: Option<String>,
+        /// Refuse when the half-open limits are reached.
+        respect_limits: bool,
+    },
+    /// Take down what matches.
+    Terminate {
+        /// What.
+        selector: Selector,
+        /// Do not wait for the peer's answer to the delete of an IKE SA.
+        force: bool,
+    },
+    /// Rekey what matches.
+    Rekey {
+        /// What.
+        selector: Selector,
+        /// Reauthenticate rather than rekey.
+        reauth: bool,
+    },
+}
+
+/// Names SAs by configuration names or ids; what is `None` does not restrict. If `child` or
+/// `child_id` is given, CHILD SAs are meant, else IKE SAs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    /// Connection name.
+    pub ike: Option<String>,
+    /// Child name.
+    pub child: Option<String>,
+    /// IKE SA.
+    pub ike_id: Option<IkeSaId>,
+    /// CHILD SA.
+    pub child_id: Option<ChildSaId>,
+}
+
+/// A shared definition; endpoints keep old ones alive for SAs that still use them.
+pub type ConnectionRef = std::sync::Arc<Connection>;
+
+pub use crate::compute::{Computed, Job};
+
+// The endpoint itself, `crate::endpoint::Endpoint`, has these calls:
+//
+//   Endpoint::new(settings: Settings, crypto: crypto::Provider, seed: [u8; 32]) -> Self
+//
+//   // getters
+//   fn poll_timeout(&self) -> Option<Instant>
+//   fn ike_sa(&self, id: IkeSaId) -> Option<IkeSaInfo>
+//   fn ike_sas(&self) -> impl Iterator<Item = IkeSaInfo>
+//   fn half_open(&self) -> usize
+//   fn matches(&self, &Selector) -> Vec<Match>          // Match { ike: IkeSaId, child: Option<ChildSaId> }
+//   fn reads no clock: everything below takes `now: Now`
+//
+//   // something happened
+//   fn handle_datagram(&mut self, now, Datagram)
+//   fn handle_timeout(&mut self, now)
+//   fn handle_plane(&mut self, now, Token, PlaneAnswer)
+//   fn handle_plane_event(&mut self, now, PlaneEvent)
+//   fn handle_computed(&mut self, now, Token, Computed)
+//   fn handle_resolved(&mut self, now, Token, Vec<IpAddr>)
+//   fn handle_source(&mut self, now, Token, Option<IpAddr>)
+//
+//   // commands
+//   fn load_connection(&mut self, now, ConnectionRef)   // replaces one of the same name; start actions run
+//   fn unload_connection(&mut self, now, &str) -> bool   // undoes start actions
+//   fn set_credentials(&mut self, Arc<credentials::Credentials>)
+//   fn command(&mut self, now, CommandId, Command)       // ends in Event::CommandDone
+//   fn cancel(&mut self, CommandId)                      // the client went away
+//   fn shutdown(&mut self, now)                          // delete everything, politely
+//
+//   // what to do
+//   fn poll_action(&mut self) -> Option<Action>
