@@ -181,6 +181,13 @@ pub(crate) struct Match {
     pub(crate) child: Option<ChildSaId>,
 }
 
+impl Match {
+    /// A selector that names just this.
+    pub(crate) fn selector(&self) -> Selector {
+        Selector { ike_id: Some(self.ike), child_id: self.child, ..Selector::default() }
+    }
+}
+
 impl Snapshot {
     /// SAs that `selector` names.
     pub(crate) fn matches(&self, selector: &Selector) -> Vec<Match> {

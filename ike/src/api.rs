@@ -152,6 +152,15 @@ pub enum Event {
         /// How; the text is what the operator is shown.
         result: Result<(), String>,
     },
+    /// An attempt failed or an SA was lost; what `status` and metrics show as the last error.
+    Failure {
+        /// Connection, if known by then.
+        connection: Option<String>,
+        /// Why, as a metric label.
+        reason: FailureReason,
+        /// Why, for people.
+        text: String,
+    },
     /// One of the per-connection counters went up.
     Counter {
         /// Connection, if known by then.

@@ -226,6 +226,20 @@ pub enum Op {
     RemovePolicies(u32),
 }
 
+impl Op {
+    /// What the operation is called in errors and logs.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::AllocSpi { .. } => "allocate SPI",
+            Self::InstallSa(_) => "install SA",
+            Self::UpdateSa { .. } => "update SA",
+            Self::RemoveSa(_) => "remove SA",
+            Self::InstallPolicies(_) => "install policies",
+            Self::RemovePolicies(_) => "remove policies",
+        }
+    }
+}
+
 /// A successful answer to an [`Op`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

@@ -45,6 +45,9 @@ pub trait DataPlane: Send + Sync {
         &self,
     ) -> impl Future<Output = Result<BTreeMap<SaId, SaCounters>, PlaneError>> + Send;
 
+    /// Counters of one SA, or `None` if it is not there. Asked just before an SA is removed.
+    fn counters_of(&self, id: SaId) -> impl Future<Output = Option<SaCounters>> + Send;
+
     /// Removes everything that this plane installed: SAs, policies, routes, rules, devices.
     fn shutdown(&self) -> impl Future<Output = ()> + Send;
 }

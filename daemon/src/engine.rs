@@ -1,0 +1,623 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The task that owns the IKE endpoint: inputs in, actions out.
+//!
+//! ```text
+//!   UDP 500/4500 ──datagrams──▶┐                      ┌──▶ UDP (best effort)
+//!   plane task ──answers──────▶│                      ├──▶ plane task, in order
+//!   plane ──events────────────▶│  Engine { Endpoint } ├──▶ workers (crypto), resolver, routes
+//!   workers ──results─────────▶│                      ├──▶ snapshot (ArcSwap), events (broadcast)
+//!   VICI, CLI, loader ─requests▶┘                     └──▶ answers of requests
+//! ```
+//!
+//! Everything that could block runs elsewhere and comes back as an input, so one slow peer, lookup
+//! or kernel cannot hold up another. Readers see the snapshot that was published before the event
+//! or answer that made them look.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use swanherd_ike::api::{
+    Action, Command, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo,
+    LogLine, Now, PlaneAnswer, Token, Transmit,
+};
+use swanherd_ike::endpoint::Endpoint;
+use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, SaCounters, SaId};
+use swanherd_kernel::DataPlane;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use crate::control::{CommandReply, Control, CredentialNames, Request, Snapshot};
+use crate::credentials::CredentialStore;
+use crate::totals::Accounting;
+use crate::workers::Workers;
+
+/// Datagrams that may wait for the engine. A burst beyond it is dropped, as the network would.
+pub(crate) const DATAGRAM_QUEUE: usize = 4096;
+/// Requests of VICI clients and the loader that may wait; clients beyond it wait in turn.
+pub(crate) const REQUEST_QUEUE: usize = 256;
+/// Operations that may wait for the data plane; beyond it they fail as a busy kernel would.
+const PLANE_QUEUE: usize = 65_536;
+/// Events that a slow subscriber may lag behind.
+const EVENT_QUEUE: usize = 4096;
+/// Name lookups in flight.
+const RESOLVER_LIMIT: usize = 8;
+/// A lookup that takes longer has failed.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a polite shutdown may take.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// Sends what the endpoint transmits. Sending is best effort: IKE retransmits.
+pub(crate) trait Sender: Send + Sync + 'static {
+    /// Sends one datagram.
+    fn send(&self, transmit: Transmit);
+}
+
+/// What comes back from work that ran elsewhere.
+enum Answer {
+    Plane(Token, PlaneAnswer, Option<(SaId, SaCounters)>),
+    Computed(Token, Computed),
+    Resolved(Token, Vec<IpAddr>),
+    Source(Token, Option<IpAddr>),
+    Counters(Option<BTreeMap<SaId, SaCounters>>),
+}
+
+/// A request that waits for one or more endpoint commands (`terminate` of several matches).
+struct Waiting {
+    reply: oneshot::Sender<CommandReply>,
+    log: Option<mpsc::Sender<LogLine>>,
+    /// IKE SAs and connection whose log lines belong to it.
+    ike_sas: BTreeSet<IkeSaId>,
+    connection: Option<String>,
+    matches: u32,
+    open: BTreeSet<CommandId>,
+    done: u32,
+    failure: Option<String>,
+}
+
+/// What the engine is built from.
+pub(crate) struct Parts<P, S> {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) plane: Arc<P>,
+    pub(crate) plane_events: mpsc::Receiver<PlaneEvent>,
+    pub(crate) sender: S,
+    pub(crate) datagrams: mpsc::Receiver<Datagram>,
+    pub(crate) counters_interval: Duration,
+    pub(crate) reload_settings: Box<dyn FnMut() -> Result<(), String> + Send>,
+    pub(crate) log: crate::logging::Sink,
+}
+
+/// See the module's text.
+pub(crate) struct Engine<P, S> {
+    endpoint: Endpoint,
+    plane: Arc<P>,
+    plane_events: mpsc::Receiver<PlaneEvent>,
+    plane_ops: mpsc::Sender<(Token, Op)>,
+    sender: S,
+    datagrams: mpsc::Receiver<Datagram>,
+    requests: mpsc::Receiver<Request>,
+    answers_in: mpsc::UnboundedSender<Answer>,
+    answers: mpsc::UnboundedReceiver<Answer>,
+    workers: Workers,
+    resolver: Arc<tokio::sync::Semaphore>,
+    control: Control,
+    credentials: CredentialStore,
+    connections: BTreeMap<String, Arc<swanherd_config::model::Connection>>,
+    ike_sas: BTreeMap<IkeSaId, Arc<IkeSaInfo>>,
+    dirty: BTreeSet<IkeSaId>,
+    publish: bool,
+    accounting: Accounting,
+    counters: Arc<BTreeMap<String, BTreeMap<Counter, u64>>>,
+    last_errors: Arc<BTreeMap<String, (u64, String)>>,
+    credential_names: Arc<CredentialNames>,
+    waiting: Vec<Waiting>,
+    next_command: CommandId,
+    started: (Instant, u64),
+    counters_interval: Duration,
+    counters_running: bool,
+    counters_waiters: Vec<oneshot::Sender<()>>,
+    reload_settings: Box<dyn FnMut() -> Result<(), String> + Send>,
+    log: crate::logging::Sink,
+}
+
+impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
+    /// Builds the engine and the handle to it. Call [`Engine::run`] on a task of its own.
+    pub(crate) fn new(parts: Parts<P, S>) -> (Self, Control) {
+        let now = now();
+        let (request_sender, requests) = mpsc::channel(REQUEST_QUEUE);
+        let (answers_in, answers) = mpsc::unbounded_channel();
+        let (events, _) = broadcast::channel(EVENT_QUEUE);
+        let plane_ops = spawn_plane_task(Arc::clone(&parts.plane), answers_in.clone());
+        let snapshot = Snapshot {
+            at: now.instant,
+            started: (now.instant, now.unix),
+            connections: BTreeMap::new(),
+            ike_sas: BTreeMap::new(),
+            sa_counters: Arc::default(),
+            totals: Arc::default(),
+            counters: Arc::default(),
+            last_errors: Arc::default(),
+            credentials: Arc::default(),
+            half_open: 0,
+            data_plane: parts.plane.kind().name(),
+        };
+        let control = Control {
+            snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
+            requests: request_sender,
+            events,
+        };
+        let engine = Self {
+            endpoint: parts.endpoint,
+            plane: parts.plane,
+            plane_events: parts.plane_events,
+            plane_ops,
+            sender: parts.sender,
+            datagrams: parts.datagrams,
+            requests,
+            answers_in,
+            answers,
+            workers: Workers::new(),
+            resolver: Arc::new(tokio::sync::Semaphore::new(RESOLVER_LIMIT)),
+            control: control.clone(),
+            credentials: CredentialStore::default(),
+            connections: BTreeMap::new(),
+            ike_sas: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            publish: false,
+            accounting: Accounting::default(),
+            counters: Arc::default(),
+            last_errors: Arc::default(),
+            credential_names: Arc::default(),
+            waiting: Vec::new(),
+            next_command: 1,
+            started: (now.instant, now.unix),
+            counters_interval: parts.counters_interval,
+            counters_running: false,
+            counters_waiters: Vec::new(),
+            reload_settings: parts.reload_settings,
+            log: parts.log,
+        };
+        (engine, control)
+    }
+
+    /// Runs until `stop` fires, then deletes every SA politely, within a few seconds, and clears
+    /// the data plane.
+    pub(crate) async fn run(mut self, stop: impl Future<Output = ()>) {
+        let mut stop = std::pin::pin!(stop);
+        let mut counters = tokio::time::interval(self.counters_interval);
+        counters.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut deadline: Option<Instant> = None;
+        loop {
+            self.drain();
+            if deadline.is_some() && self.ike_sas.is_empty() {
+                break;
+            }
+            let timeout = self.next_timeout(deadline);
+            tokio::select! {
+                biased;
+                () = &mut stop, if deadline.is_none() => {
+                    self.requests.close();
+                    deadline = Some(Instant::now() + SHUTDOWN_GRACE);
+                    self.endpoint.shutdown(now());
+                }
+                Some(answer) = self.answers.recv() => self.handle_answer(answer),
+                Some(event) = self.plane_events.recv() => {
+                    self.endpoint.handle_plane_event(now(), event);
+                }
+                Some(request) = self.requests.recv() => self.handle_request(request),
+                Some(datagram) = self.datagrams.recv() => {
+                    self.endpoint.handle_datagram(now(), datagram);
+                }
+                () = tokio::time::sleep_until(timeout.into()) => {
+                    if deadline.is_some_and(|end| Instant::now() >= end) {
+                        break;
+                    }
+                    self.endpoint.handle_timeout(now());
+                    self.drop_abandoned();
+                }
+                _ = counters.tick() => self.start_counters(),
+            }
+        }
+        self.drain();
+        drop(self.plane_ops);
+        self.plane.shutdown().await;
+    }
+
+    /// When to wake up without input. A waiting client may hang up at any time, so look after a
+    /// second while there is one.
+    fn next_timeout(&self, deadline: Option<Instant>) -> Instant {
+        let idle = if self.waiting.is_empty() { 3600 } else { 1 };
+        let idle = Instant::now() + Duration::from_secs(idle);
+        [self.endpoint.poll_timeout(), deadline].into_iter().flatten().fold(idle, Instant::min)
+    }
+
+    fn handle_answer(&mut self, answer: Answer) {
+        match answer {
+            Answer::Plane(token, result, last) => {
+                if let Some((id, counters)) = last {
+                    self.accounting.removed(id, counters);
+                    self.publish = true;
+                }
+                self.endpoint.handle_plane(now(), token, result);
+            }
+            Answer::Computed(token, computed) => {
+                self.endpoint.handle_computed(now(), token, computed);
+            }
+            Answer::Resolved(token, addrs) => self.endpoint.handle_resolved(now(), token, addrs),
+            Answer::Source(token, addr) => self.endpoint.handle_source(now(), token, addr),
+            Answer::Counters(dump) => {
+                self.counters_running = false;
+                if let Some(dump) = dump {
+                    self.accounting.update(dump);
+                }
+                self.publish();
+                for waiter in self.counters_waiters.drain(..) {
+                    // A client that left does not need to know.
+                    let _ = waiter.send(());
+                }
+            }
+        }
+    }
+
+    fn handle_request(&mut self, request: Request) {
+        match request {
+            Request::LoadConnection(connection, reply) => {
+                let connection = Arc::new(*connection);
+                self.connections.insert(connection.name.clone(), Arc::clone(&connection));
+                self.endpoint.load_connection(now(), connection);
+                self.publish();
+                let _ = reply.send(Ok(()));
+            }
+            Request::UnloadConnection(name, reply) => {
+                let known = self.endpoint.unload_connection(now(), &name);
+                self.connections.remove(&name);
+                self.publish();
+                let _ = reply.send(if known {
+                    Ok(())
+                } else {
+                    Err(format!("unload: connection '{name}' not found"))
+                });
+            }
+            Request::LoadShared(secret, reply) => {
+                self.credentials.load_shared(secret);
+                self.credentials_changed();
+                let _ = reply.send(Ok(()));
+            }
+            Request::UnloadShared(id, reply) => {
+                self.credentials.unload_shared(&id);
+                self.credentials_changed();
+                let _ = reply.send(Ok(()));
+            }
+            Request::LoadKey(key, reply) => {
+                let result = self.credentials.load_key(&key);
+                self.credentials_changed();
+                let _ = reply.send(result);
+            }
+            Request::UnloadKey(id, reply) => {
+                let known = self.credentials.unload_key(&id);
+                self.credentials_changed();
+                let _ = reply.send(if known { Ok(()) } else { Err("key not found".to_owned()) });
+            }
+            Request::LoadCert { data, ca, reply } => {
+                let result = self.credentials.load_cert(&data, ca);
+                self.credentials_changed();
+                let _ = reply.send(result);
+            }
+            Request::ClearCredentials(reply) => {
+                self.credentials = CredentialStore::default();
+                self.credentials_changed();
+                let _ = reply.send(());
+            }
+            // Certificates of peers live with their SA and are not kept elsewhere.
+            Request::FlushCerts(reply) => {
+                let _ = reply.send(());
+            }
+            Request::ReloadSettings(reply) => {
+                let _ = reply.send((self.reload_settings)());
+            }
+            Request::Command { command, log, reply } => self.handle_command(command, log, reply),
+            Request::ResetCounters(name, reply) => {
+                let _ = reply.send(self.reset_counters(name));
+            }
+            Request::RefreshCounters(reply) => {
+                self.counters_waiters.push(reply);
+                self.start_counters();
+            }
+        }
+    }
+
+    fn handle_command(
+        &mut self,
+        command: Command,
+        log: Option<mpsc::Sender<LogLine>>,
+        reply: oneshot::Sender<CommandReply>,
+    ) {
+        self.publish();
+        let snapshot = self.control.snapshot();
+        let (commands, connection, matches) = match command {
+            Command::Initiate { connection, child, respect_limits } => {
+                let name = connection.clone().or_else(|| self.connection_of(child.as_deref()));
+                (vec![Command::Initiate { connection, child, respect_limits }], name, Vec::new())
+            }
+            Command::Terminate { selector, force } => {
+                let matches = snapshot.matches(&selector);
+                let each = matches
+                    .iter()
+                    .map(|found| Command::Terminate { selector: found.selector(), force })
+                    .collect();
+                (each, None, matches)
+            }
+            Command::Rekey { selector, reauth } => {
+                let matches = snapshot.matches(&selector);
+                let each = matches
+                    .iter()
+                    .map(|found| Command::Rekey { selector: found.selector(), reauth })
+                    .collect();
+                (each, None, matches)
+            }
+        };
+        let first = self.next_command;
+        self.next_command += commands.len() as u64;
+        self.waiting.push(Waiting {
+            reply,
+            log,
+            ike_sas: matches.iter().map(|found| found.ike).collect(),
+            connection,
+            matches: u32::try_from(matches.len()).unwrap_or(u32::MAX),
+            open: (first..self.next_command).collect(),
+            done: 0,
+            failure: None,
+        });
+        for (id, command) in (first..).zip(commands) {
+            self.endpoint.command(now(), id, command);
+        }
+        self.finish_commands();
+    }
+
+    fn connection_of(&self, child: Option<&str>) -> Option<String> {
+        let child = child?;
+        self.connections
+            .values()
+            .find(|connection| connection.children.iter().any(|found| found.name == child))
+            .map(|connection| connection.name.clone())
+    }
+
+    fn reset_counters(&mut self, name: Option<String>) -> Result<(), String> {
+        let counters = Arc::make_mut(&mut self.counters);
+        match name {
+            Some(name) => {
+                counters
+                    .remove(&name)
+                    .ok_or("no counters found for this connection")?;
+            }
+            None => counters.retain(|name, _| name.is_empty()),
+        }
+        self.publish();
+        Ok(())
+    }
+
+    fn credentials_changed(&mut self) {
+        self.credential_names = Arc::new(self.credentials.names());
+        self.endpoint.set_credentials(self.credentials.build());
+        self.publish();
+    }
+
+    /// Carries out what the endpoint wants until it wants nothing more, then tells the world.
+    fn drain(&mut self) {
+        let mut events = Vec::new();
+        let mut finished = Vec::new();
+        while let Some(action) = self.endpoint.poll_action() {
+            match action {
+                Action::Transmit(transmit) => self.sender.send(transmit),
+                Action::Plane(token, op) => self.apply(token, op),
+                Action::Compute(token, job) => {
+                    let answers = self.answers_in.clone();
+                    self.workers.submit(job, move |computed| {
+                        // The engine is gone only when the daemon ends.
+                        let _ = answers.send(Answer::Computed(token, computed));
+                    });
+                }
+                Action::Resolve(token, name) => self.resolve(token, name),
+                Action::Source(token, remote) => {
+                    let answers = self.answers_in.clone();
+                    tokio::spawn(async move {
+                        let addr = swanherd_kernel::route::source_for(remote).await;
+                        let _ = answers.send(Answer::Source(token, addr));
+                    });
+                }
+                Action::Event(Event::CommandDone { id, result }) => finished.push((id, result)),
+                Action::Event(event) => {
+                    self.note(&event);
+                    events.push(event);
+                }
+            }
+        }
+        if self.publish || !self.dirty.is_empty() {
+            self.publish();
+        }
+        for event in events {
+            self.tell(event);
+        }
+        for (id, result) in finished {
+            if let Some(waiting) = self.waiting.iter_mut().find(|one| one.open.contains(&id)) {
+                waiting.open.remove(&id);
+                match result {
+                    Ok(()) => waiting.done += 1,
+                    Err(text) => waiting.failure = Some(text),
+                }
+            }
+        }
+        self.finish_commands();
+    }
+
+    fn apply(&mut self, token: Token, op: Op) {
+        if let Op::UpdateSa { id, dst, .. } = &op {
+            self.accounting.moved(*id, SaId { spi: id.spi, dst: *dst });
+        }
+        if let Err(refused) = self.plane_ops.try_send((token, op)) {
+            let (token, op) = match refused {
+                mpsc::error::TrySendError::Full(both) | mpsc::error::TrySendError::Closed(both) => {
+                    both
+                }
+            };
+            let error = PlaneError {
+                op: op.name().to_owned(),
+                reason: "too many operations wait for the data plane".to_owned(),
+                errno: None,
+            };
+            let _ = self.answers_in.send(Answer::Plane(token, Err(error), None));
+        }
+    }
+
+    fn resolve(&self, token: Token, name: String) {
+        let answers = self.answers_in.clone();
+        let limit = Arc::clone(&self.resolver);
+        tokio::spawn(async move {
+            let lookup = async {
+                let _permit = limit.acquire().await.ok()?;
+                let found = tokio::net::lookup_host((name.as_str(), 0)).await.ok()?;
+                Some(found.map(|addr| addr.ip()).collect::<Vec<_>>())
+            };
+            let addrs = tokio::time::timeout(RESOLVE_TIMEOUT, lookup).await.ok().flatten();
+            let _ = answers.send(Answer::Resolved(token, addrs.unwrap_or_default()));
+        });
+    }
+
+    /// Keeps what listings, metrics and `status` need of an event.
+    fn note(&mut self, event: &Event) {
+        match event {
+            Event::Changed(id) | Event::Gone(id) => {
+                self.dirty.insert(*id);
+            }
+            Event::Counter { connection, counter } => {
+                let counters = Arc::make_mut(&mut self.counters);
+                *counters.entry(String::new()).or_default().entry(*counter).or_default() += 1;
+                if let Some(name) = connection {
+                    *counters.entry(name.clone()).or_default().entry(*counter).or_default() += 1;
+                }
+                self.publish = true;
+            }
+            Event::Failure { connection: Some(name), text, .. } => {
+                Arc::make_mut(&mut self.last_errors)
+                    .insert(name.clone(), (now().unix, text.clone()));
+                self.publish = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn publish(&mut self) {
+        self.publish = false;
+        for id in std::mem::take(&mut self.dirty) {
+            match self.endpoint.ike_sa(id) {
+                Some(info) => {
+                    self.accounting.learn(&info);
+                    self.ike_sas.insert(id, Arc::new(info));
+                }
+                None => {
+                    self.ike_sas.remove(&id);
+                }
+            }
+        }
+        self.control.snapshot.store(Arc::new(Snapshot {
+            at: Instant::now(),
+            started: self.started,
+            connections: self.connections.clone(),
+            ike_sas: self.ike_sas.clone(),
+            sa_counters: self.accounting.current(),
+            totals: self.accounting.totals(),
+            counters: Arc::clone(&self.counters),
+            last_errors: Arc::clone(&self.last_errors),
+            credentials: Arc::clone(&self.credential_names),
+            half_open: self.endpoint.half_open(),
+            data_plane: self.plane.kind().name(),
+        }));
+    }
+
+    fn tell(&mut self, event: Event) {
+        if let Event::Log(line) = &event {
+            self.log.write(line);
+            for waiting in &self.waiting {
+                let concerns = match &line.ike_sa {
+                    Some((name, id)) => {
+                        waiting.ike_sas.contains(id) || waiting.connection.as_ref() == Some(name)
+                    }
+                    None => false,
+                };
+                if let (true, Some(log)) = (concerns, &waiting.log) {
+                    // A client that does not read its log loses lines, never holds up IKE.
+                    let _ = log.try_send(line.clone());
+                }
+            }
+        }
+        // Nobody listening is fine.
+        let _ = self.control.events.send(Arc::new(event));
+    }
+
+    fn finish_commands(&mut self) {
+        let (done, open): (Vec<_>, Vec<_>) =
+            self.waiting.drain(..).partition(|waiting| waiting.open.is_empty());
+        self.waiting = open;
+        for waiting in done {
+            let _ = waiting.reply.send(CommandReply {
+                result: waiting.failure.map_or(Ok(()), Err),
+                matches: waiting.matches,
+                terminated: waiting.done,
+            });
+        }
+    }
+
+    /// Cancels what nobody waits for any more.
+    fn drop_abandoned(&mut self) {
+        let (gone, open): (Vec<_>, Vec<_>) =
+            self.waiting.drain(..).partition(|waiting| waiting.reply.is_closed());
+        self.waiting = open;
+        for id in gone.into_iter().flat_map(|waiting| waiting.open) {
+            self.endpoint.cancel(id);
+        }
+    }
+
+    fn start_counters(&mut self) {
+        if std::mem::replace(&mut self.counters_running, true) {
+            return;
+        }
+        let plane = Arc::clone(&self.plane);
+        let answers = self.answers_in.clone();
+        tokio::spawn(async move {
+            let dump = match plane.counters().await {
+                Ok(dump) => Some(dump),
+                Err(error) => {
+                    tracing::warn!(%error, "the data plane gave no counters");
+                    None
+                }
+            };
+            let _ = answers.send(Answer::Counters(dump));
+        });
+    }
+}
+
+/// Applies operations in order. The last counters of an SA are read before it is removed, so that
+/// totals lose nothing to a rekey.
+fn spawn_plane_task<P: DataPlane + 'static>(
+    plane: Arc<P>,
+    answers: mpsc::UnboundedSender<Answer>,
+) -> mpsc::Sender<(Token, Op)> {
+    let (sender, mut ops) = mpsc::channel::<(Token, Op)>(PLANE_QUEUE);
+    tokio::spawn(async move {
+        while let Some((token, op)) = ops.recv().await {
+            let last = match &op {
+                Op::RemoveSa(id) => plane.counters_of(*id).await.map(|counters| (*id, counters)),
+                _ => None,
+            };
+            let result = plane.apply(op).await;
+            let _ = answers.send(Answer::Plane(token, result, last));
+        }
+    });
+    sender
+}
+
+fn now() -> Now {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Now { instant: Instant::now(), unix }
+}
