@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Daemons in network namespaces.
+//!
+//! A [`Lab`] owns namespaces, folders and processes, and takes all of them down when dropped, also
+//! when a test panics. A [`Node`] is one IKE daemon, ours or strongSwan's charon, in a namespace of
+//! its own; tests speak to both in the same way, so that any scenario can be run with charon in our
+//! place to tell a defect of the daemon from one of the test.
+//!
+//! Everything here needs root.
+
+mod lab;
+mod mask;
+mod node;
+mod ping;
+mod pki;
+mod process;
+mod scenario;
+mod vici;
+
+pub use lab::{Lab, Namespace, sweep};
+pub use mask::{mask, mask_sas};
+pub use node::{Daemon, Node, Plane, swanherd_binary};
+pub use ping::{PingReport, Pings};
+pub use pki::Pki;
+pub use process::{Output, run, run_ok};
+pub use scenario::{Auth, Pair, Scenario, Suite, peer, subject};
+pub use vici::{Message, Value, Vici};

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One IKE daemon in a namespace.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::lab::{Lab, Namespace};
+use crate::process::{Output, run_command};
+use crate::vici::{Message, Vici};
+
+/// Whose daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Daemon {
+    /// Ours.
+    Swanherd,
+    /// strongSwan's.
+    Charon,
+}
+
+/// Who encrypts the packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plane {
+    /// The daemon, with a TUN device (charon's plugin kernel-libipsec).
+    User,
+    /// The kernel.
+    Kernel,
+}
+
+/// A daemon, its namespace and its files.
+#[derive(Debug)]
+pub struct Node {
+    /// Where it runs.
+    pub namespace: Namespace,
+    /// Which daemon it is.
+    pub daemon: Daemon,
+    dir: PathBuf,
+    child: Option<Child>,
+}
+
+/// The daemon under test: what `SWANHERD_BIN` names, or the one beside the running test.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn swanherd_binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("SWANHERD_BIN") {
+        return path.into();
+    }
+    let own = std::env::current_exe().expect("the path of the running program");
+    own.ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("swanherd"))
+        .find(|path| path.is_file())
+        .expect("the daemon is built: `cargo build -p swanherd`, or set SWANHERD_BIN")
+}
+
+impl Node {
+    /// Writes the settings for a daemon; `settings` is added to the section `charon`, whichever
+    /// daemon it is.
+    ///
+    /// # Panics
+    /// When files cannot be written.
+    #[must_use]
+    pub fn new(
+        lab: &Lab,
+        namespace: &Namespace,
+        daemon: Daemon,
+        plane: Plane,
+        settings: &str,
+    ) -> Self {
+        let dir = lab.dir().join(namespace.name());
+        for folder in ["x509", "x509ca", "private", "conf.d"] {
+            fs::create_dir_all(dir.join("swanctl").join(folder)).expect("a folder for the node");
+        }
+        let path = dir.display();
+        let own = match (daemon, plane) {
+            (Daemon::Swanherd, Plane::User) => "swanherd {\n  dataplane = tun\n}\n",
+            (Daemon::Swanherd, Plane::Kernel) => "swanherd {\n  dataplane = xfrm\n}\n",
+            (Daemon::Charon, _) => "",
+        };
+        let libipsec = if plane == Plane::User {
+            "kernel-libipsec"
+        } else {
+            ""
+        };
+        let plugins = match daemon {
+            Daemon::Swanherd => String::new(),
+            Daemon::Charon => format!(
+                "  load = random nonce openssl curve25519 kdf pem pkcs1 pkcs8 pubkey x509 \
+                 constraints hmac sha1 sha2 aes gcm gmp {libipsec} kernel-netlink socket-default \
+                 counters updown vici\n"
+            ),
+        };
+        let marks = match (daemon, plane) {
+            // Packets that the daemon itself has sealed must not take the route into the tunnel.
+            (Daemon::Charon, Plane::User) => {
+                "    kernel-libipsec {\n      allow_peer_ts = yes\n    }\n    \
+                 kernel-netlink {\n      fwmark = !0x42\n    }\n    \
+                 socket-default {\n      fwmark = 0x42\n    }\n"
+            }
+            (Daemon::Charon, Plane::Kernel) | (Daemon::Swanherd, _) => "",
+        };
+        let conf = format!(
+            "charon {{\n{plugins}{settings}\n  filelog {{\n    log {{\n      path = {path}/log\n      \
+             default = 1\n      flush_line = yes\n    }}\n  }}\n  plugins {{\n    vici {{\n      \
+             socket = unix://{path}/vici\n    }}\n{marks}  }}\n}}\n{own}swanctl {{\n  \
+             load = openssl pem pkcs1 pkcs8 pubkey x509 random nonce\n  socket = unix://{path}/vici\n}}\n",
+        );
+        fs::write(dir.join("strongswan.conf"), conf).expect("settings can be written");
+        Self {
+            namespace: namespace.clone(),
+            daemon,
+            dir,
+            child: None,
+        }
+    }
+
+    /// Writes its `swanctl.conf`.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn configure(&self, swanctl_conf: &str) {
+        fs::write(self.swanctl_dir().join("swanctl.conf"), swanctl_conf)
+            .expect("definitions can be written");
+    }
+
+    /// Its `/etc/swanctl`.
+    #[must_use]
+    pub fn swanctl_dir(&self) -> PathBuf {
+        self.dir.join("swanctl")
+    }
+
+    /// Its VICI socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("vici")
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Starts it and waits until it answers over VICI.
+    ///
+    /// # Panics
+    /// When it does not within 20 s.
+    pub fn start(&mut self) {
+        self.spawn();
+        self.await_ready();
+    }
+
+    /// Starts it; [`Node::await_ready`] has to follow.
+    ///
+    /// # Panics
+    /// When the program cannot be started.
+    pub fn spawn(&mut self) {
+        let _ = fs::remove_file(self.socket());
+        let out = File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.join("out"))
+            .expect("a file for what the daemon prints");
+        let err = out.try_clone().expect("a second handle of it");
+        // Should this process be killed, the kernel ends the daemon. charon's file with its
+        // process id has a fixed name, so that each needs a /run of its own.
+        let mut command = self.namespace.command("setpriv");
+        command
+            .args(["--pdeathsig", "KILL", "sh", "-c"])
+            .arg(match self.daemon {
+                Daemon::Charon => {
+                    "mount -t tmpfs run /run && exec /usr/lib/ipsec/charon".to_owned()
+                }
+                Daemon::Swanherd => format!("exec '{}' run", swanherd_binary().display()),
+            });
+        self.child = Some(
+            self.environment(&mut command)
+                .stdin(Stdio::null())
+                .stdout(out)
+                .stderr(err)
+                .spawn()
+                .expect("the daemon can be started"),
+        );
+    }
+
+    /// Waits until it answers over VICI.
+    ///
+    /// # Panics
+    /// When it does not within 20 s, or ends.
+    pub fn await_ready(&mut self) {
+        let begun = Instant::now();
+        loop {
+            let answer = Vici::connect(&self.socket())
+                .and_then(|mut vici| vici.request("version", &Message::default()));
+            if answer.is_ok() {
+                return;
+            }
+            let ended = self
+                .child
+                .as_mut()
+                .is_none_or(|c| !matches!(c.try_wait(), Ok(None)));
+            assert!(
+                !ended && begun.elapsed() < Duration::from_secs(20),
+                "{} does not answer over VICI\n{}",
+                self.namespace.name(),
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Asks it to end (SIGTERM), and waits.
+    ///
+    /// # Panics
+    /// When it has not ended after 20 s.
+    pub fn stop(&mut self) {
+        assert!(
+            self.signal_and_wait(Signal::TERM, Duration::from_secs(20)),
+            "{} goes on after SIGTERM\n{}",
+            self.namespace.name(),
+            self.log()
+        );
+    }
+
+    /// Ends it without a chance to say goodbye (SIGKILL).
+    pub fn kill(&mut self) {
+        self.signal_and_wait(Signal::KILL, Duration::from_secs(5));
+    }
+
+    fn signal_and_wait(&mut self, signal: Signal, limit: Duration) -> bool {
+        let Some(mut child) = self.child.take() else {
+            return true;
+        };
+        if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, signal);
+        }
+        let begun = Instant::now();
+        while matches!(child.try_wait(), Ok(None)) {
+            if begun.elapsed() > limit {
+                let _ = child.kill();
+                let _ = child.wait();
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+
+    /// Runs the stock `swanctl` against it.
+    #[must_use]
+    pub fn swanctl(&self, args: &[&str]) -> Output {
+        self.tool("swanctl", args, Duration::from_secs(60))
+    }
+
+    /// Runs `swanherd` with another subcommand, with the environment of this node.
+    #[must_use]
+    pub fn swanherd(&self, args: &[&str]) -> Output {
+        let program = swanherd_binary();
+        self.tool(&program.to_string_lossy(), args, Duration::from_secs(60))
+    }
+
+    /// Runs any tool with the environment of this node, outside its namespace.
+    #[must_use]
+    pub fn tool(&self, program: &str, args: &[&str], limit: Duration) -> Output {
+        let mut command = Command::new(program);
+        command.args(args);
+        self.environment(&mut command);
+        run_command(command, limit)
+    }
+
+    fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .env("STRONGSWAN_CONF", self.dir.join("strongswan.conf"))
+            .env("SWANCTL_DIR", self.swanctl_dir())
+            .env("LC_ALL", "C.UTF-8")
+            .env_remove("NOTIFY_SOCKET")
+    }
+
+    /// Loads its definitions with `swanctl --load-all`.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn load(&self) {
+        let _ = self.swanctl(&["--load-all", "--noprompt"]).expect_ok();
+    }
+
+    /// Initiates a child and waits for it.
+    ///
+    /// # Panics
+    /// When it is not up within 20 s.
+    pub fn initiate(&self, child: &str) {
+        let output = self.swanctl(&["--initiate", "--child", child, "--timeout", "20"]);
+        assert!(
+            output.ok(),
+            "{output}\n--- {}\n{}",
+            self.namespace.name(),
+            self.log()
+        );
+    }
+
+    /// Its VICI server.
+    ///
+    /// # Panics
+    /// When nothing listens.
+    #[must_use]
+    pub fn vici(&self) -> Vici {
+        Vici::connect(&self.socket()).expect("the daemon listens")
+    }
+
+    /// Its IKE SAs, each as (name of the connection, keys).
+    ///
+    /// # Panics
+    /// When the daemon does not answer.
+    #[must_use]
+    pub fn sas(&self) -> Vec<(String, Message)> {
+        self.vici().list_sas().expect("list-sas is answered")
+    }
+
+    /// The child SAs with a state, of all IKE SAs.
+    ///
+    /// # Panics
+    /// When the daemon does not answer.
+    #[must_use]
+    pub fn children(&self, state: &str) -> Vec<Message> {
+        self.sas()
+            .iter()
+            .flat_map(|(_, ike)| ike.sections("child-sas"))
+            .filter(|(_, child)| child.text("state") == state)
+            .map(|(_, child)| child.clone())
+            .collect()
+    }
+
+    /// What it has logged and printed.
+    #[must_use]
+    pub fn log(&self) -> String {
+        ["log", "out"]
+            .map(|file| tail(&self.dir.join(file)))
+            .join("--- printed\n")
+    }
+
+    /// Waits until something holds.
+    ///
+    /// # Panics
+    /// When it does not within `seconds`; shows the log.
+    pub fn wait_until(&self, what: &str, seconds: u64, mut holds: impl FnMut(&Self) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            assert!(
+                begun.elapsed() < Duration::from_secs(seconds),
+                "{}: not within {seconds} s: {what}\n{:#?}\n{}",
+                self.namespace.name(),
+                self.vici().list_sas(),
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let limit = Duration::from_secs(if std::thread::panicking() { 1 } else { 5 });
+        self.signal_and_wait(Signal::TERM, limit);
+    }
+}
+
+fn tail(path: &Path) -> String {
+    let text = fs::read(path)
+        .map(|b| String::from_utf8_lossy(&b).into_owned())
+        .unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(120)..].join("\n") + "\n"
+}

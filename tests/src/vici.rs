@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A blocking VICI client that shares no code with the daemon, so that one error in a shared codec
+//! cannot hide on both sides.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Key, value pairs in the order of the wire.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message(pub Vec<(String, Value)>);
+
+/// What a key stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Text.
+    Text(String),
+    /// A list of texts.
+    List(Vec<String>),
+    /// A section.
+    Section(Message),
+}
+
+/// A connection to a daemon.
+#[derive(Debug)]
+pub struct Vici(UnixStream);
+
+impl Message {
+    /// A message of texts.
+    #[must_use]
+    pub fn new(pairs: &[(&str, &str)]) -> Self {
+        Self(
+            pairs
+                .iter()
+                .map(|(k, v)| ((*k).into(), Value::Text((*v).into())))
+                .collect(),
+        )
+    }
+
+    /// The value at a path of keys that are separated by dots.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Option<&Value> {
+        let (key, rest) = path
+            .split_once('.')
+            .map_or((path, None), |(k, r)| (k, Some(r)));
+        let value = &self.0.iter().find(|(k, _)| k == key)?.1;
+        match (rest, value) {
+            (None, value) => Some(value),
+            (Some(rest), Value::Section(section)) => section.get(rest),
+            (Some(_), _) => None,
+        }
+    }
+
+    /// The text at a path, or nothing.
+    #[must_use]
+    pub fn text(&self, path: &str) -> &str {
+        match self.get(path) {
+            Some(Value::Text(text)) => text,
+            _ => "",
+        }
+    }
+
+    /// The number at a path, or 0.
+    #[must_use]
+    pub fn number(&self, path: &str) -> u64 {
+        self.text(path).parse().unwrap_or(0)
+    }
+
+    /// The sections in the section at a path, in order; the root's when the path is empty.
+    #[must_use]
+    pub fn sections(&self, path: &str) -> Vec<(&str, &Self)> {
+        let within = if path.is_empty() {
+            Some(self)
+        } else {
+            match self.get(path) {
+                Some(Value::Section(section)) => Some(section),
+                _ => None,
+            }
+        };
+        within
+            .iter()
+            .flat_map(|m| &m.0)
+            .filter_map(|(k, v)| match v {
+                Value::Section(section) => Some((k.as_str(), section)),
+                Value::Text(_) | Value::List(_) => None,
+            })
+            .collect()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        for (key, value) in &self.0 {
+            match value {
+                Value::Text(text) => {
+                    out.push(3);
+                    name(out, key);
+                    long(out, text);
+                }
+                Value::List(items) => {
+                    out.push(4);
+                    name(out, key);
+                    for item in items {
+                        out.push(5);
+                        long(out, item);
+                    }
+                    out.push(6);
+                }
+                Value::Section(section) => {
+                    out.push(1);
+                    name(out, key);
+                    section.encode(out);
+                    out.push(2);
+                }
+            }
+        }
+    }
+
+    fn decode(input: &mut &[u8]) -> io::Result<Self> {
+        let mut message = Self::default();
+        while !input.is_empty() {
+            match take(input, 1)?[0] {
+                1 => {
+                    let key = short(input)?;
+                    message.0.push((key, Value::Section(Self::decode(input)?)));
+                }
+                2 => return Ok(message),
+                3 => {
+                    let key = short(input)?;
+                    message.0.push((key, Value::Text(text(input)?)));
+                }
+                4 => {
+                    let key = short(input)?;
+                    let mut items = Vec::new();
+                    while take(input, 1)?[0] == 5 {
+                        items.push(text(input)?);
+                    }
+                    message.0.push((key, Value::List(items)));
+                }
+                other => return Err(io::Error::other(format!("element of type {other}"))),
+            }
+        }
+        Ok(message)
+    }
+}
+
+impl Vici {
+    /// Connects to the daemon's socket.
+    ///
+    /// # Errors
+    /// When nothing listens there.
+    pub fn connect(socket: &Path) -> io::Result<Self> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        Ok(Self(stream))
+    }
+
+    /// A command with one answer.
+    ///
+    /// # Errors
+    /// When the daemon does not know the command, does not answer within 20 s, or hangs up.
+    pub fn request(&mut self, command: &str, message: &Message) -> io::Result<Message> {
+        self.send(0, command, Some(message))?;
+        self.answer(None).map(|(_, answer)| answer)
+    }
+
+    /// A command that answers by events; the events.
+    ///
+    /// # Errors
+    /// As for [`Vici::request`].
+    pub fn stream(
+        &mut self,
+        command: &str,
+        event: &str,
+        message: &Message,
+    ) -> io::Result<Vec<Message>> {
+        self.send(3, event, None)?;
+        self.expect(5)?;
+        self.send(0, command, Some(message))?;
+        let (events, answer) = self.answer(Some(event))?;
+        self.send(4, event, None)?;
+        self.expect(5)?;
+        if answer.text("success") == "no" {
+            return Err(io::Error::other(answer.text("errmsg").to_owned()));
+        }
+        Ok(events)
+    }
+
+    /// All IKE SAs, each as (name of its connection, keys).
+    ///
+    /// # Errors
+    /// As for [`Vici::request`].
+    pub fn list_sas(&mut self) -> io::Result<Vec<(String, Message)>> {
+        let events = self.stream("list-sas", "list-sa", &Message::default())?;
+        Ok(events
+            .into_iter()
+            .flat_map(|m| m.0)
+            .filter_map(|(name, value)| match value {
+                Value::Section(section) => Some((name, section)),
+                Value::Text(_) | Value::List(_) => None,
+            })
+            .collect())
+    }
+
+    fn send(&mut self, kind: u8, what: &str, message: Option<&Message>) -> io::Result<()> {
+        let mut body = vec![kind];
+        name(&mut body, what);
+        if let Some(message) = message {
+            message.encode(&mut body);
+        }
+        let length = u32::try_from(body.len()).map_err(io::Error::other)?;
+        self.0
+            .write_all(&[&length.to_be_bytes()[..], &body].concat())
+    }
+
+    fn receive(&mut self) -> io::Result<Vec<u8>> {
+        let mut length = [0; 4];
+        self.0.read_exact(&mut length)?;
+        let mut body = vec![0; u32::from_be_bytes(length) as usize];
+        self.0.read_exact(&mut body)?;
+        Ok(body)
+    }
+
+    fn expect(&mut self, kind: u8) -> io::Result<()> {
+        loop {
+            match self.receive()?.first() {
+                Some(&got) if got == kind => return Ok(()),
+                Some(7) => {}
+                got => return Err(io::Error::other(format!("packet of type {got:?}"))),
+            }
+        }
+    }
+
+    fn answer(&mut self, event: Option<&str>) -> io::Result<(Vec<Message>, Message)> {
+        let mut events = Vec::new();
+        loop {
+            let packet = self.receive()?;
+            let mut rest = packet.get(1..).unwrap_or_default();
+            match packet.first() {
+                Some(1) => return Ok((events, Message::decode(&mut rest)?)),
+                Some(2) => return Err(io::Error::other("unknown command")),
+                Some(7) => {
+                    let name = short(&mut rest)?;
+                    let message = Message::decode(&mut rest)?;
+                    if Some(name.as_str()) == event {
+                        events.push(message);
+                    }
+                }
+                got => return Err(io::Error::other(format!("packet of type {got:?}"))),
+            }
+        }
+    }
+}
+
+fn name(out: &mut Vec<u8>, name: &str) {
+    out.push(u8::try_from(name.len()).expect("names in tests are short"));
+    out.extend(name.as_bytes());
+}
+
+fn long(out: &mut Vec<u8>, text: &str) {
+    let length = u16::try_from(text.len()).expect("values in tests are short");
+    out.extend(length.to_be_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn take<'a>(input: &mut &'a [u8], length: usize) -> io::Result<&'a [u8]> {
+    let (head, tail) = input
+        .split_at_checked(length)
+        .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+    *input = tail;
+    Ok(head)
+}
+
+fn short(input: &mut &[u8]) -> io::Result<String> {
+    let length = take(input, 1)?[0];
+    Ok(String::from_utf8_lossy(take(input, length.into())?).into_owned())
+}
+
+fn text(input: &mut &[u8]) -> io::Result<String> {
+    let length = take(input, 2)?;
+    let length = u16::from_be_bytes([length[0], length[1]]);
+    Ok(String::from_utf8_lossy(take(input, length.into())?).into_owned())
+}
