@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The Encrypted and Authenticated Fragment payload (RFC 7383 section 2.5). Its body is sealed
+//! and opened as that of the SK payload is, see [`super::sk`].
+
+use core::fmt;
+
+use super::error::WireError;
+use super::payload::PayloadType;
+use super::reader::Reader;
+use super::sk::before_body;
+
+/// Length of Fragment Number and Total Fragments.
+pub(super) const FIELDS_LEN: usize = 4;
+
+/// One fragment of an Encrypted payload, still closed. It is always the last of its message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SkfPayload {
+    /// In fragment 1, the type of the first payload inside of the whole; else `None`.
+    pub first: PayloadType,
+    /// Fragment Number, from 1 to `total`.
+    pub number: u16,
+    /// Total Fragments, at least 1.
+    pub total: u16,
+    /// IV, ciphertext and ICV.
+    pub body: Vec<u8>,
+}
+
+impl SkfPayload {
+    /// The associated data: everything before the IV, Fragment Number and Total Fragments
+    /// included. `message` is the one that this payload was read from.
+    pub fn aad<'a>(&self, message: &'a [u8]) -> &'a [u8] {
+        before_body(message, &self.body)
+    }
+
+    pub(super) fn parse(first: PayloadType, mut reader: Reader<'_>) -> Result<Self, WireError> {
+        let number = reader.u16("no fragment number")?;
+        let total = reader.u16("no number of fragments")?;
+        if number == 0 || number > total {
+            return Err(reader.malformed("fragment number is out of range"));
+        }
+        if reader.is_empty() {
+            return Err(reader.malformed("fragment is empty"));
+        }
+        Ok(Self {
+            first,
+            number,
+            total,
+            body: reader.rest().to_vec(),
+        })
+    }
+
+    pub(super) fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&fields(self.number, self.total));
+        out.extend_from_slice(&self.body);
+    }
+}
+
+pub(super) fn fields(number: u16, total: u16) -> [u8; FIELDS_LEN] {
+    let [n0, n1] = number.to_be_bytes();
+    let [t0, t1] = total.to_be_bytes();
+    [n0, n1, t0, t1]
+}
+
+impl fmt::Display for SkfPayload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SKF({}/{})", self.number, self.total)
+    }
+}
