@@ -3,6 +3,7 @@
 
 use super::error::WireError;
 use super::payload::PayloadType;
+use super::reader::Reader;
 
 /// Length of the IKE header in octets.
 pub const HEADER_LEN: usize = 28;
@@ -82,32 +83,30 @@ impl Header {
 
     /// Reads the header with the first payload type and the length of the message.
     pub(super) fn parse_raw(data: &[u8]) -> Result<(Self, PayloadType, usize), WireError> {
-        let Some(fixed) = data.first_chunk::<HEADER_LEN>() else {
+        let Some(fixed) = data.get(..HEADER_LEN) else {
             return Err(WireError::Truncated {
                 need: HEADER_LEN,
                 have: data.len(),
             });
         };
-        let [
-            i0, i1, i2, i3, i4, i5, i6, i7,
-            r0, r1, r2, r3, r4, r5, r6, r7,
-            next, version, exchange, flags,
-            m0, m1, m2, m3,
-            l0, l1, l2, l3,
-        ] = *fixed;
+        let mut reader = Reader::new(PayloadType::None, fixed);
+        let cut_off = "header is cut off";
+        let spi_i = u64::from_be_bytes(reader.array(cut_off)?);
+        let spi_r = u64::from_be_bytes(reader.array(cut_off)?);
+        let [next, version, exchange, flags] = reader.array(cut_off)?;
+        let message_id = reader.u32(cut_off)?;
+        let length = usize::try_from(reader.u32(cut_off)?).unwrap_or(usize::MAX);
         let header = Self {
-            spi_i: u64::from_be_bytes([i0, i1, i2, i3, i4, i5, i6, i7]),
-            spi_r: u64::from_be_bytes([r0, r1, r2, r3, r4, r5, r6, r7]),
+            spi_i,
+            spi_r,
             exchange: exchange.into(),
             flags: Flags::from_octet(flags),
-            message_id: u32::from_be_bytes([m0, m1, m2, m3]),
+            message_id,
         };
         let major = version >> 4;
         if major != VERSION >> 4 {
             return Err(WireError::MajorVersion { major, header });
         }
-        let length = u32::from_be_bytes([l0, l1, l2, l3]);
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
         Ok((header, next.into(), length))
     }
 
@@ -115,7 +114,12 @@ impl Header {
     pub(super) fn emit(&self, first: PayloadType, length: u32, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.spi_i.to_be_bytes());
         out.extend_from_slice(&self.spi_r.to_be_bytes());
-        out.extend_from_slice(&[first.into(), VERSION, self.exchange.into(), self.flags.octet()]);
+        out.extend_from_slice(&[
+            first.into(),
+            VERSION,
+            self.exchange.into(),
+            self.flags.octet(),
+        ]);
         out.extend_from_slice(&self.message_id.to_be_bytes());
         out.extend_from_slice(&length.to_be_bytes());
     }

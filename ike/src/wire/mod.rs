@@ -4,8 +4,8 @@
 //! Reading is in two steps, because the contents of an Encrypted payload can only be read once
 //! the cryptographic layer has opened it: [`Message::parse`] reads the header and what is in clear
 //! and keeps the body of an [`sk::SkPayload`] or [`skf::SkfPayload`] as it is;
-//! [`parse_payloads`] reads what came out of it. Writing mirrors this: [`Message::emit`] for
-//! messages in clear, [`sk::SkLayout`] for those that are then sealed in place.
+//! [`parse_payloads`] reads what came out of it. Writing mirrors this: [`emit_payloads`] writes
+//! what goes into it, and [`Message::emit`] the message around it.
 //!
 //! Everything received is hostile. No input panics; memory is bounded by a small multiple of the
 //! input's length, and the number of payloads, proposals, transforms and attributes is limited.
@@ -49,7 +49,7 @@ pub use nonce::NoncePayload;
 pub use notify::{NotifyPayload, NotifyType};
 pub use payload::{Payload, PayloadType, emit_payloads, parse_payloads, unsupported_critical};
 pub use sa::{SaPayload, SaProposal};
-pub use sk::{SkDraft, SkLayout, SkPayload};
+pub use sk::SkPayload;
 pub use skf::SkfPayload;
 pub use ts::TsPayload;
 pub use unknown::UnknownPayload;

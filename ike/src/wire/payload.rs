@@ -225,8 +225,7 @@ pub(super) fn parse_chain(first: PayloadType, data: &[u8]) -> Result<Vec<Payload
         }
         let [next, flags, l0, l1] = message.array::<GENERIC_LEN>("payload header is cut off")?;
         let next = PayloadType::from(next);
-        let Some(body_len) =
-            usize::from(u16::from_be_bytes([l0, l1])).checked_sub(GENERIC_LEN)
+        let Some(body_len) = usize::from(u16::from_be_bytes([l0, l1])).checked_sub(GENERIC_LEN)
         else {
             return Err(WireError::Malformed {
                 payload: current,
@@ -265,9 +264,7 @@ pub fn emit_payloads(
         let next = match payload {
             Payload::Sk(sk) => sk.first,
             Payload::Skf(skf) => skf.first,
-            _ => payloads
-                .get(index + 1)
-                .map_or(after, Payload::payload_type),
+            _ => payloads.get(index + 1).map_or(after, Payload::payload_type),
         };
         let critical = match payload {
             Payload::Unknown(unknown) if unknown.critical => CRITICAL,

@@ -9,9 +9,6 @@ use super::payload::PayloadType;
 use super::reader::Reader;
 use super::sk::before_body;
 
-/// Length of Fragment Number and Total Fragments.
-pub(super) const FIELDS_LEN: usize = 4;
-
 /// One fragment of an Encrypted payload, still closed. It is always the last of its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkfPayload {
@@ -50,15 +47,10 @@ impl SkfPayload {
     }
 
     pub(super) fn emit(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&fields(self.number, self.total));
+        out.extend_from_slice(&self.number.to_be_bytes());
+        out.extend_from_slice(&self.total.to_be_bytes());
         out.extend_from_slice(&self.body);
     }
-}
-
-pub(super) fn fields(number: u16, total: u16) -> [u8; FIELDS_LEN] {
-    let [n0, n1] = number.to_be_bytes();
-    let [t0, t1] = total.to_be_bytes();
-    [n0, n1, t0, t1]
 }
 
 impl fmt::Display for SkfPayload {
