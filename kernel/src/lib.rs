@@ -5,6 +5,10 @@
 //! request. [`xfrm`] programs the kernel over netlink; [`tun`] processes ESP in user space behind
 //! a TUN device. [`select`] tells which of them a host can run.
 
+mod netlink;
 pub mod plane;
+pub mod route;
+pub mod udp;
 
+pub use netlink::NetlinkError;
 pub use plane::{DataPlane, PlaneKind};
