@@ -8,3 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod compute;
+pub mod credentials;
+pub mod crypto;
+pub mod wire;
