@@ -28,6 +28,8 @@ pub enum Plane {
     User,
     /// The kernel.
     Kernel,
+    /// The daemon's choice; for charon, that of [`Plane::User`].
+    Auto,
 }
 
 /// A daemon, its namespace and its files.
@@ -38,6 +40,7 @@ pub struct Node {
     /// Which daemon it is.
     pub daemon: Daemon,
     dir: PathBuf,
+    binary: Option<PathBuf>,
     child: Option<Child>,
 }
 
@@ -81,6 +84,7 @@ impl Node {
         let own = match (daemon, plane) {
             (Daemon::Swanherd, Plane::User) => "swanherd {\n  dataplane = tun\n}\n",
             (Daemon::Swanherd, Plane::Kernel) => "swanherd {\n  dataplane = xfrm\n}\n",
+            (Daemon::Swanherd, Plane::Auto) => "swanherd {\n  dataplane = auto\n}\n",
             (Daemon::Charon, _) => "",
         };
         let libipsec = if plane == Plane::User {
@@ -98,7 +102,7 @@ impl Node {
         };
         let marks = match (daemon, plane) {
             // Packets that the daemon itself has sealed must not take the route into the tunnel.
-            (Daemon::Charon, Plane::User) => {
+            (Daemon::Charon, Plane::User | Plane::Auto) => {
                 "    kernel-libipsec {\n      allow_peer_ts = yes\n    }\n    \
                  kernel-netlink {\n      fwmark = !0x42\n    }\n    \
                  socket-default {\n      fwmark = 0x42\n    }\n"
@@ -116,6 +120,7 @@ impl Node {
             namespace: namespace.clone(),
             daemon,
             dir,
+            binary: None,
             child: None,
         }
     }
@@ -127,6 +132,20 @@ impl Node {
     pub fn configure(&self, swanctl_conf: &str) {
         fs::write(self.swanctl_dir().join("swanctl.conf"), swanctl_conf)
             .expect("definitions can be written");
+    }
+
+    /// Runs another build of swanherd than [`swanherd_binary`].
+    pub fn set_binary(&mut self, path: &Path) {
+        self.binary = Some(path.to_owned());
+    }
+
+    /// The build of swanherd that it runs.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn binary(&self) -> PathBuf {
+        self.binary.clone().unwrap_or_else(swanherd_binary)
     }
 
     /// Its `/etc/swanctl`.
@@ -177,7 +196,7 @@ impl Node {
                 Daemon::Charon => {
                     "mount -t tmpfs run /run && exec /usr/lib/ipsec/charon".to_owned()
                 }
-                Daemon::Swanherd => format!("exec '{}' run", swanherd_binary().display()),
+                Daemon::Swanherd => format!("exec '{}' run", self.binary().display()),
             });
         self.child = Some(
             self.environment(&mut command)
@@ -261,7 +280,7 @@ impl Node {
     /// Runs `swanherd` with another subcommand, with the environment of this node.
     #[must_use]
     pub fn swanherd(&self, args: &[&str]) -> Output {
-        let program = swanherd_binary();
+        let program = self.binary();
         self.tool(&program.to_string_lossy(), args, Duration::from_secs(60))
     }
 

@@ -1,3 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! x
-fn main() {}
+//! The developer's one door: `cargo xtask demo|test|lab|mips|bench`.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod demo;
+mod groups;
+mod lab;
+mod lint;
+mod mips;
+mod packages;
+mod shell;
+mod traffic;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about, version)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// A gateway with many tunnels, traffic through each, and a live table (root)
+    Demo(demo::Args),
+    /// All tests, in groups, and a table of what ran (root for the groups that need it)
+    Test(groups::Args),
+    /// Runs a command under a kernel that has ESP (root)
+    Lab(lab::Args),
+    /// Builds the daemon for MIPS routers and tries it under emulation (root)
+    Mips(mips::Args),
+}
+
+fn main() -> ExitCode {
+    shell::catch_signals();
+    let outcome = match Cli::parse().task {
+        Task::Demo(args) => demo::demo(&args),
+        Task::Test(args) => groups::test(&args),
+        Task::Lab(args) => lab::lab(&args),
+        Task::Mips(args) => mips::mips(&args),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

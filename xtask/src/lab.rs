@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Kernels with ESP: User-mode Linux in seconds, Debian's own kernel under an emulator for the rest.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::{Parser, ValueEnum};
+
+use crate::packages;
+use crate::shell::{Error, cache, command, is_root, quiet, workspace};
+
+/// Under which kernel.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Bed {
+    /// User-mode Linux: ready in four seconds, programs run at full speed
+    Uml,
+    /// Debian's cloud kernel under QEMU without KVM: SMP, BTF, kprobes; programs run 20 times slower
+    Vm,
+}
+
+/// `cargo xtask lab`
+#[derive(Debug, Parser)]
+pub(crate) struct Args {
+    /// Under which kernel
+    bed: Bed,
+    /// Memory of the guest in MiB
+    #[arg(long, default_value_t = 1024)]
+    memory: u32,
+    /// Time for all of it, in seconds
+    #[arg(long, default_value_t = 600)]
+    seconds: u32,
+    /// CPUs of the guest (vm)
+    #[arg(long, default_value_t = 2)]
+    cpus: u32,
+    /// What to run; $OUT is a folder that outlives the guest
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+/// Runs a command under another kernel, with its output as ours.
+pub(crate) fn lab(args: &Args) -> Result<u8, Error> {
+    let status = match args.bed {
+        Bed::Uml => uml(args.memory, args.seconds)?,
+        Bed::Vm => vm(args.cpus, args.memory, args.seconds)?,
+    }
+    .args(&args.command)
+    .status()?;
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(125))
+}
+
+/// The beginning of a command line that runs the rest of it under User-mode Linux.
+pub(crate) fn uml(memory: u32, seconds: u32) -> Result<Command, Error> {
+    check_root()?;
+    packages::install(packages::NETWORK)?;
+    packages::install(packages::UML)?;
+    let mut command = Command::new(workspace().join("xtask/lab/uml-run"));
+    command.args(["-m", &format!("{memory}M"), "-t", &seconds.to_string()]);
+    command.env("OUT", out()?);
+    Ok(command)
+}
+
+fn vm(cpus: u32, memory: u32, seconds: u32) -> Result<Command, Error> {
+    check_root()?;
+    packages::install(packages::NETWORK)?;
+    packages::install(packages::VM)?;
+    let kernel = debian_kernel()?;
+    let mut command = Command::new(workspace().join("xtask/lab/vm-run"));
+    command.args(["-c", &cpus.to_string(), "-m", &memory.to_string()]);
+    command.args(["-t", &seconds.to_string()]).arg(kernel);
+    command.env("OUT", out()?);
+    Ok(command)
+}
+
+fn check_root() -> Result<(), Error> {
+    if is_root() {
+        Ok(())
+    } else {
+        Err("labs share this machine's files: run as root".into())
+    }
+}
+
+fn out() -> Result<PathBuf, Error> {
+    let out = cache()?.join("out");
+    fs::create_dir_all(&out)?;
+    Ok(out)
+}
+
+/// Debian's cloud kernel, unpacked and not installed.
+fn debian_kernel() -> Result<PathBuf, Error> {
+    let root = cache()?.join("kernel");
+    if root.join("complete").exists() {
+        return Ok(root);
+    }
+    let _ = fs::remove_dir_all(&root);
+    fs::create_dir_all(&root)?;
+    let depends =
+        quiet(command("apt-cache", ["depends", "linux-image-cloud-amd64"])).or_else(|_| {
+            quiet(command("apt-get", ["update"]))?;
+            quiet(command("apt-cache", ["depends", "linux-image-cloud-amd64"]))
+        })?;
+    let package = depends
+        .split_whitespace()
+        .find(|word| {
+            word.starts_with("linux-image-")
+                && word.contains(|c: char| c.is_ascii_digit())
+                && *word != "linux-image-cloud-amd64"
+        })
+        .ok_or("apt knows no kernel for linux-image-cloud-amd64")?
+        .to_owned();
+    let mut download = command("apt-get", ["download", &package]);
+    download.current_dir(&root);
+    quiet(download)?;
+    let archive = fs::read_dir(&root)?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|e| e == "deb"))
+        .ok_or("apt-get download left no package")?;
+    let mut unpack = command("dpkg-deb", ["-x"]);
+    unpack.arg(&archive).arg(&root);
+    quiet(unpack)?;
+    fs::remove_file(archive)?;
+    for version in fs::read_dir(root.join("lib/modules"))?.flatten() {
+        let mut depmod = command("depmod", ["-b"]);
+        depmod.arg(&root).arg(version.file_name());
+        quiet(depmod)?;
+    }
+    fs::write(root.join("complete"), "")?;
+    Ok(root)
+}
