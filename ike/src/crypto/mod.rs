@@ -16,6 +16,7 @@ mod rng;
 mod sk;
 
 pub use error::CryptoError;
+pub use hash::CookieJar;
 pub use kex::{KeyExchange, KeyPair};
 pub use prf::{ChildKeys, IkeKeys, Prf};
 pub use rng::Rng;
