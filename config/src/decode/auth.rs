@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `local*` and `remote*` sections.
+
+use super::{Decoder, Opt, blank_round, options};
+use crate::diagnostic::{Diagnostic, suggest};
+use crate::model::{
+    AuthMethod, AuthRound, CertSource, KeyType, PubkeyConstraints, Revocation, SignatureHash,
+};
+use crate::tree::{Item, Tree};
+
+const LOCAL_KEYS: &[&str] = &[
+    "round",
+    "auth",
+    "id",
+    "certs",
+    "pubkeys",
+    "eap_id",
+    "aaa_id",
+    "xauth_id",
+    "cert_policy",
+    "groups",
+    "cacerts",
+    "ca_id",
+    "revocation",
+];
+
+impl Decoder<'_> {
+    pub(super) fn auth_round(
+        &mut self,
+        section: &str,
+        tree: &Tree,
+        local: bool,
+    ) -> Result<AuthRound, Diagnostic> {
+        let before = self.warnings.len();
+        let round = self
+            .round(section, tree, local)
+            .map_err(|error| error.prefix_path(section))?;
+        for warning in self.warnings.split_off(before) {
+            self.warnings.push(warning.prefix_path(section));
+        }
+        Ok(round)
+    }
+
+    fn round(&mut self, section: &str, tree: &Tree, local: bool) -> Result<AuthRound, Diagnostic> {
+        const KEYS: &[&str] = LOCAL_KEYS;
+        let mut round = blank_round(section, local);
+        for option in options(tree) {
+            match option.name() {
+                "round" => round.round = self.number(option, KEYS)?,
+                "auth" => {
+                    let text = self.text(option, KEYS)?;
+                    round.auth =
+                        auth_method(text).map_err(|reason| auth_error(option, text, &reason))?;
+                    if matches!(round.auth, AuthMethod::Eap(_)) {
+                        self.warnings.push(option.doubt(
+                            "unsupported",
+                            format!("`{text}` is not supported: the connection is loaded, but negotiations that need it are refused"),
+                        ));
+                    }
+                }
+                "id" => round.id = Some(self.identity(option, KEYS)?),
+                "ca_id" => round.ca_id = Some(self.identity(option, KEYS)?),
+                "eap_id" => round.eap_id = Some(self.identity(option, KEYS)?),
+                "aaa_id" | "xauth_id" => {
+                    self.identity(option, KEYS)?;
+                    self.warnings.push(option.doubt(
+                        "unsupported",
+                        format!(
+                            "`{}` has no effect: EAP and XAuth are not supported",
+                            option.name()
+                        ),
+                    ));
+                }
+                "certs" => self.credentials(option, KEYS, "x509", &mut round.certs)?,
+                "cacerts" => self.credentials(option, KEYS, "x509ca", &mut round.cacerts)?,
+                "pubkeys" => self.credentials(option, KEYS, "pubkey", &mut round.pubkeys)?,
+                "groups" => round.groups = self.owned(option, KEYS)?,
+                "cert_policy" => {
+                    round.cert_policy =
+                        self.items(option, KEYS, "an object identifier", |text| {
+                            (text.contains('.')
+                                && text.split('.').all(|arc| {
+                                    !arc.is_empty() && arc.bytes().all(|o| o.is_ascii_digit())
+                                }))
+                            .then(|| text.to_owned())
+                        })?;
+                }
+                "revocation" => {
+                    round.revocation = self.choice(
+                        option,
+                        KEYS,
+                        &[
+                            ("strict", Revocation::Strict),
+                            ("ifuri", Revocation::IfUri),
+                            ("relaxed", Revocation::Relaxed),
+                        ],
+                    )?;
+                }
+                _ => return Err(option.unknown(KEYS)),
+            }
+        }
+        for (entry, sub) in tree.sections() {
+            let lower = entry.name.to_ascii_lowercase();
+            let certs = if lower.starts_with("cert") {
+                &mut round.certs
+            } else if lower.starts_with("cacert") {
+                &mut round.cacerts
+            } else {
+                return Err(Diagnostic::error(
+                    "unknown-section",
+                    format!("`{}` is no section here", entry.name),
+                )
+                .stock(format!("invalid section: {}", entry.name))
+                .key(&entry.name)
+                .help_opt(suggest(&entry.name, ["cert", "cacert"]))
+                .at(entry.location.as_ref()));
+            };
+            let fail = |code, message: String, stock: &str| {
+                Diagnostic::error(code, message)
+                    .stock(format!("{stock}: {}", entry.name))
+                    .key(&entry.name)
+                    .at(entry.location.as_ref())
+            };
+            let (mut file, mut handle) = (None, false);
+            for option in options(sub) {
+                let known = &["file", "handle", "slot", "module"];
+                match option.name() {
+                    "file" => file = Some(self.text(option, known)?.to_owned()),
+                    "handle" => handle = true,
+                    "slot" | "module" => {}
+                    _ => return Err(option.unknown(known)),
+                }
+            }
+            match (file, handle) {
+                (None, false) => {
+                    return Err(fail(
+                        "invalid-value",
+                        "neither `file` nor `handle` is given".to_owned(),
+                        "handle or file path missing",
+                    ));
+                }
+                (Some(_), true) => {
+                    return Err(fail(
+                        "invalid-value",
+                        "both `file` and `handle` are given".to_owned(),
+                        "handle and file path given",
+                    ));
+                }
+                (None, true) => {
+                    return Err(fail(
+                        "unsupported",
+                        "certificates on PKCS#11 tokens are not supported".to_owned(),
+                        "unable to load certificate",
+                    ));
+                }
+                (Some(file), false) => certs.push(CertSource::File(file)),
+            }
+        }
+        Ok(round)
+    }
+
+    fn credentials(
+        &self,
+        option: Opt<'_>,
+        known: &[&str],
+        subdirectory: &str,
+        into: &mut Vec<CertSource>,
+    ) -> Result<(), Diagnostic> {
+        for item in self.values(option, known)? {
+            into.push(self.credential(option, item, subdirectory)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn owned(&self, option: Opt<'_>, known: &[&str]) -> Result<Vec<String>, Diagnostic> {
+        Ok(self
+            .list(option, known)?
+            .into_iter()
+            .map(str::to_owned)
+            .collect())
+    }
+}
+
+fn auth_error(option: Opt<'_>, text: &str, reason: &str) -> Diagnostic {
+    let words = ["psk", "pubkey", "eap", "xauth", "rsa", "ecdsa", "ed25519"];
+    debug_assert!(matches!(option.entry.item, Item::Value(_)));
+    option
+        .invalid(format!("`{text}` is no authentication method: {reason}"))
+        .help_opt(suggest(text, words))
+}
+
+/// `psk`, `pubkey`, `eap...`, `xauth...`, or a key type with constraints.
+fn auth_method(text: &str) -> Result<AuthMethod, String> {
+    let lower = text.to_ascii_lowercase();
+    if lower == "any" {
+        return Ok(AuthMethod::Any);
+    }
+    if lower == "psk" {
+        return Ok(AuthMethod::Psk);
+    }
+    if lower.starts_with("eap") || lower.starts_with("xauth") {
+        return Ok(AuthMethod::Eap(text.to_owned()));
+    }
+    let mut constraints = PubkeyConstraints {
+        text: text.to_owned(),
+        ..PubkeyConstraints::default()
+    };
+    // Without a prefix the constraints hold for certificates and, by default, for IKE too; with
+    // `ike:` they hold for IKE only.
+    let body = lower.strip_prefix("ike:").unwrap_or(&lower);
+    let mut words = body.split('-');
+    let first = words.next().unwrap_or_default();
+    constraints.key_type = match first {
+        "pubkey" => None,
+        "rsa" | "rsa/pss" => Some(KeyType::Rsa),
+        "ecdsa" => Some(KeyType::Ecdsa),
+        "ed25519" => Some(KeyType::Ed25519),
+        "ed448" => Some(KeyType::Ed448),
+        "bliss" => return Err("BLISS is not supported".to_owned()),
+        other => return Err(format!("`{other}` is not known")),
+    };
+    for word in words {
+        let hash = match word {
+            "sha1" => SignatureHash::Sha1,
+            "sha256" | "sha2_256" => SignatureHash::Sha256,
+            "sha384" | "sha2_384" => SignatureHash::Sha384,
+            "sha512" | "sha2_512" => SignatureHash::Sha512,
+            "identity" => SignatureHash::Identity,
+            // A further key type widens the constraint to any.
+            "rsa" | "rsa/pss" | "ecdsa" | "ed25519" | "ed448" => {
+                constraints.key_type = None;
+                continue;
+            }
+            bits => {
+                let bits = bits
+                    .parse::<u16>()
+                    .map_err(|_| format!("`{bits}` is neither a hash nor a key size"))?;
+                constraints.min_bits = Some(bits);
+                continue;
+            }
+        };
+        if !constraints.hashes.contains(&hash) {
+            constraints.hashes.push(hash);
+        }
+    }
+    Ok(AuthMethod::Pubkey(constraints))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn constraints(text: &str) -> PubkeyConstraints {
+        let Ok(AuthMethod::Pubkey(constraints)) = auth_method(text) else {
+            panic!("{text}");
+        };
+        constraints
+    }
+
+    #[test]
+    fn constraints_are_read() {
+        let rsa = constraints("rsa-2048-sha256-sha384");
+        assert_eq!(rsa.key_type, Some(KeyType::Rsa));
+        assert_eq!(rsa.min_bits, Some(2048));
+        assert_eq!(rsa.hashes, [SignatureHash::Sha256, SignatureHash::Sha384]);
+        assert_eq!(
+            constraints("ike:pubkey-sha384").hashes,
+            [SignatureHash::Sha384]
+        );
+        assert_eq!(
+            constraints("pubkey"),
+            PubkeyConstraints {
+                text: "pubkey".into(),
+                ..Default::default()
+            }
+        );
+    }
+
+    #[test]
+    fn unknown_methods_are_refused() {
+        for text in ["", "pks", "rsa-foo", "sha256"] {
+            assert!(auth_method(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A whole swanctl.conf with its credential directories.
+
+use std::path::{Path, PathBuf};
+
+use swanherd_ipsec::Secret;
+
+use crate::decode::{Origin, decode_connection};
+use crate::diagnostic::{Diagnostic, Level, Report};
+use crate::files::{Files, SystemFiles};
+use crate::grammar::parse_file;
+use crate::model::{Connection, SharedSecret};
+use crate::names::Names;
+use crate::secret::{Passphrase, decode_secrets};
+use crate::tree::{Tree, Value};
+
+/// Everything that a swanctl.conf defines.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Connections in file order, each with its name; those in error are refused, the others hold.
+    pub connections: Vec<(String, Result<Connection, Diagnostic>)>,
+    /// Shared secrets.
+    pub secrets: Vec<SharedSecret>,
+    /// Passphrases of private keys.
+    pub passphrases: Vec<Passphrase>,
+    /// Certificates, by directory.
+    pub certificates: Vec<Certificate>,
+    /// Private keys, unencrypted.
+    pub private_keys: Vec<PrivateKey>,
+    /// Pools.
+    pub pools: Vec<Pool>,
+    /// Authorities.
+    pub authorities: Vec<Authority>,
+    /// Doubts, and errors about anything but connections.
+    pub diagnostics: Vec<Diagnostic>,
+    /// Configuration files that were read, in order.
+    pub files: Vec<PathBuf>,
+}
+
+/// A certificate, revocation list or public key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// What it is, from its directory.
+    pub kind: CertificateKind,
+    /// Where it was.
+    pub path: PathBuf,
+    /// DER or PEM, as found.
+    pub data: Vec<u8>,
+}
+
+/// What a credential directory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertificateKind {
+    /// `x509`: end entities.
+    EndEntity,
+    /// `x509ca`: certification authorities.
+    Authority,
+    /// `x509ocsp`: OCSP signers.
+    OcspSigner,
+    /// `x509crl`: revocation lists.
+    RevocationList,
+    /// `pubkey`: raw public keys.
+    PublicKey,
+}
+
+/// A private key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrivateKey {
+    /// Where it was.
+    pub path: PathBuf,
+    /// DER or PEM, as found.
+    pub data: Secret,
+}
+
+/// `pools.<name>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Section name.
+    pub name: String,
+    /// `addrs`: a network or range.
+    pub addrs: String,
+    /// Other attributes with their values.
+    pub attributes: Vec<(String, Vec<String>)>,
+}
+
+/// `authorities.<name>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authority {
+    /// Section name.
+    pub name: String,
+    /// The CA certificate: contents.
+    pub certificate: Vec<u8>,
+    /// `crl_uris`.
+    pub crl_uris: Vec<String>,
+    /// `ocsp_uris`.
+    pub ocsp_uris: Vec<String>,
+    /// `cert_uri_base`.
+    pub cert_uri_base: Option<String>,
+}
+
+const CERTIFICATE_DIRECTORIES: &[(&str, CertificateKind)] = &[
+    ("x509", CertificateKind::EndEntity),
+    ("x509ca", CertificateKind::Authority),
+    ("x509ocsp", CertificateKind::OcspSigner),
+    ("x509crl", CertificateKind::RevocationList),
+    ("pubkey", CertificateKind::PublicKey),
+];
+const KEY_DIRECTORIES: &[&str] = &["private", "rsa", "ecdsa", "pkcs8"];
+const TOP_SECTIONS: &[&str] = &["connections", "secrets", "pools", "authorities"];
+
+/// Loads `path` from the system's files, with the system's names of protocols and services.
+///
+/// # Errors
+/// If the file cannot be read or has a syntax error; then nothing of it is used.
+pub fn load_swanctl(path: &Path) -> Result<Loaded, Diagnostic> {
+    load_swanctl_from(path, &SystemFiles, &Names::system(&SystemFiles))
+}
+
+/// Loads `path` from `files`.
+///
+/// # Errors
+/// If the file cannot be read or has a syntax error; then nothing of it is used.
+pub fn load_swanctl_from(
+    path: &Path,
+    files: &dyn Files,
+    names: &Names,
+) -> Result<Loaded, Diagnostic> {
+    let parsed = parse_file(path, files)?;
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let mut loaded = Loaded {
+        connections: Vec::new(),
+        secrets: Vec::new(),
+        passphrases: Vec::new(),
+        certificates: Vec::new(),
+        private_keys: Vec::new(),
+        pools: Vec::new(),
+        authorities: Vec::new(),
+        diagnostics: parsed.warnings,
+        files: parsed.files,
+    };
+    loaded.misspelt_sections(&parsed.tree);
+    loaded.credentials(dir, files);
+    if let Some(secrets) = parsed.tree.section("secrets") {
+        let secrets = decode_secrets(secrets, &mut loaded.diagnostics);
+        loaded.secrets = secrets.shared;
+        loaded.passphrases = secrets.passphrases;
+    }
+    if let Some(authorities) = parsed.tree.section("authorities") {
+        loaded.authorities(authorities, dir, files);
+    }
+    if let Some(pools) = parsed.tree.section("pools") {
+        loaded.pools(pools);
+    }
+    if let Some(connections) = parsed.tree.section("connections") {
+        for (entry, section) in connections.sections() {
+            let origin = Origin::File { dir, files };
+            let connection = match decode_connection(&entry.name, section, origin, names) {
+                Ok(decoded) => {
+                    loaded.diagnostics.extend(decoded.warnings);
+                    Ok(decoded.value)
+                }
+                Err(error) => Err(error),
+            };
+            loaded.connections.push((entry.name.clone(), connection));
+        }
+    }
+    Ok(loaded)
+}
+
+impl Loaded {
+    /// Every diagnostic: those of refused connections first.
+    pub fn all_diagnostics(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.connections
+            .iter()
+            .filter_map(|(_, connection)| connection.as_ref().err())
+            .chain(&self.diagnostics)
+    }
+
+    /// Whether anything is in error.
+    pub fn has_errors(&self) -> bool {
+        self.all_diagnostics()
+            .any(|diagnostic| diagnostic.level == Level::Error)
+    }
+
+    /// Warns of a top-level section whose name is nearly a known one: unknown ones are templates
+    /// and mean nothing by themselves.
+    fn misspelt_sections(&mut self, tree: &Tree) {
+        for (entry, _) in tree.sections() {
+            if TOP_SECTIONS.contains(&entry.name.as_str()) {
+                continue;
+            }
+            if let Some(suggestion) =
+                crate::diagnostic::suggest(&entry.name, TOP_SECTIONS.iter().copied())
+            {
+                self.diagnostics.push(
+                    Diagnostic::warning(
+                        "unknown-section",
+                        format!("the section `{}` means nothing by itself", entry.name),
+                    )
+                    .key(&entry.name)
+                    .help(suggestion)
+                    .at_secret(entry.location.as_ref()),
+                );
+            }
+        }
+    }
+
+    fn credentials(&mut self, dir: &Path, files: &dyn Files) {
+        for (directory, kind) in CERTIFICATE_DIRECTORIES {
+            for (path, data) in self.directory(&dir.join(directory), files) {
+                self.certificates.push(Certificate {
+                    kind: *kind,
+                    path,
+                    data,
+                });
+            }
+        }
+        for directory in KEY_DIRECTORIES {
+            for (path, data) in self.directory(&dir.join(directory), files) {
+                let data = Secret::new(data);
+                if is_encrypted(data.expose()) {
+                    self.diagnostics.push(
+                        Diagnostic::error(
+                            "encrypted-key",
+                            format!("{} is encrypted, which is not supported", path.display()),
+                        )
+                        .help("decrypt it, for example with `openssl pkey -in FILE -out FILE`, and protect it by its file mode"),
+                    );
+                    continue;
+                }
+                self.private_keys.push(PrivateKey { path, data });
+            }
+        }
+        for directory in ["pkcs12", "x509aa", "x509ac"] {
+            let unused = dir.join(directory);
+            if files.list(&unused).is_ok_and(|found| !found.is_empty()) {
+                self.diagnostics.push(Diagnostic::warning(
+                    "unsupported",
+                    format!(
+                        "the files in {} are not supported and not read",
+                        unused.display()
+                    ),
+                ));
+            }
+        }
+    }
+
+    fn directory(&mut self, dir: &Path, files: &dyn Files) -> Vec<(PathBuf, Vec<u8>)> {
+        let unreadable = |path: &Path, error: std::io::Error| {
+            Diagnostic::error(
+                "unreadable",
+                format!("cannot read {}: {error}", path.display()),
+            )
+        };
+        let paths = match files.list(dir) {
+            Ok(paths) => paths,
+            Err(error) => {
+                self.diagnostics.push(unreadable(dir, error));
+                return Vec::new();
+            }
+        };
+        let mut found = Vec::new();
+        for path in paths {
+            match files.read(&path) {
+                Ok(data) => found.push((path, data)),
+                Err(error) => self.diagnostics.push(unreadable(&path, error)),
+            }
+        }
+        found
+    }
+
+    fn pools(&mut self, tree: &Tree) {
+        for (entry, section) in tree.sections() {
+            let Some(addrs) = section.value("addrs").and_then(Value::text) else {
+                self.diagnostics.push(
+                    Diagnostic::error("invalid-value", "the pool has no `addrs`")
+                        .stock(format!("missing addrs for pool '{}'", entry.name))
+                        .path(format!("pools.{}", entry.name))
+                        .at(entry.location.as_ref()),
+                );
+                continue;
+            };
+            let attributes = section
+                .entries()
+                .iter()
+                .filter(|entry| entry.name != "addrs")
+                .filter_map(|entry| Some((entry.name.clone(), split(section.value(&entry.name)?))))
+                .collect();
+            self.pools.push(Pool {
+                name: entry.name.clone(),
+                addrs: addrs.to_owned(),
+                attributes,
+            });
+        }
+    }
+
+    fn authorities(&mut self, tree: &Tree, dir: &Path, files: &dyn Files) {
+        for (entry, section) in tree.sections() {
+            match authority(&entry.name, section, dir, files) {
+                Ok(authority) => self.authorities.push(authority),
+                Err(error) => self.diagnostics.push(
+                    error
+                        .path(format!("authorities.{}", entry.name))
+                        .at(entry.location.as_ref()),
+                ),
+            }
+        }
+    }
+}
+
+fn authority(
+    name: &str,
+    section: &Tree,
+    dir: &Path,
+    files: &dyn Files,
+) -> Result<Authority, Diagnostic> {
+    const KNOWN: &[&str] = &[
+        "cacert",
+        "file",
+        "handle",
+        "slot",
+        "module",
+        "crl_uris",
+        "ocsp_uris",
+        "cert_uri_base",
+    ];
+    for entry in section.entries() {
+        if !KNOWN.contains(&entry.name.as_str()) {
+            return Err(Diagnostic::error(
+                "unknown-option",
+                format!("`{}` is no option here", entry.name),
+            )
+            .stock(format!(
+                "unknown option: {}, authority discarded",
+                entry.name
+            ))
+            .key(&entry.name)
+            .help_opt(crate::diagnostic::suggest(
+                &entry.name,
+                KNOWN.iter().copied(),
+            )));
+        }
+    }
+    let text = |key| section.value(key).and_then(Value::text);
+    let path = match (text("cacert"), text("file")) {
+        (Some(file), _) => dir.join("x509ca").join(file),
+        (None, Some(file)) => PathBuf::from(file),
+        (None, None) if section.value("handle").is_some() => {
+            return Err(Diagnostic::error(
+                "unsupported",
+                "certificates on PKCS#11 tokens are not supported",
+            ));
+        }
+        (None, None) => {
+            return Err(
+                Diagnostic::error("invalid-value", "the authority has no certificate")
+                    .stock(format!("CA certificate missing: {name}")),
+            );
+        }
+    };
+    let certificate = files.read(&path).map_err(|error| {
+        Diagnostic::error(
+            "unreadable",
+            format!("cannot read {}: {error}", path.display()),
+        )
+    })?;
+    let list = |key| section.value(key).map(split).unwrap_or_default();
+    Ok(Authority {
+        name: name.to_owned(),
+        certificate,
+        crl_uris: list("crl_uris"),
+        ocsp_uris: list("ocsp_uris"),
+        cert_uri_base: text("cert_uri_base").map(str::to_owned),
+    })
+}
+
+fn split(value: &Value) -> Vec<String> {
+    value
+        .text()
+        .unwrap_or_default()
+        .split(',')
+        .map(str::trim)
+        .filter(|item| !item.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Whether a PEM private key is encrypted, in either of the two ways.
+fn is_encrypted(pem: &[u8]) -> bool {
+    let has = |needle: &[u8]| pem.windows(needle.len()).any(|window| window == needle);
+    has(b"-----BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED")
+}
+
+/// The outcome of checking a file, as data.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct CheckReport {
+    /// Nothing is in error.
+    pub ok: bool,
+    /// Connections that would load.
+    pub connections: Vec<String>,
+    /// Connections that would be refused.
+    pub refused: Vec<String>,
+    /// Number of shared secrets.
+    pub secrets: usize,
+    /// Files that were read.
+    pub files: Vec<String>,
+    /// Errors and warnings.
+    pub diagnostics: Vec<Report>,
+}
+
+/// The outcome of [`load_swanctl`], as data.
+pub fn report(loaded: &Result<Loaded, Diagnostic>) -> CheckReport {
+    match loaded {
+        Ok(loaded) => {
+            let names = |good: bool| {
+                loaded
+                    .connections
+                    .iter()
+                    .filter(|(_, connection)| connection.is_ok() == good)
+                    .map(|(name, _)| name.clone())
+                    .collect()
+            };
+            CheckReport {
+                ok: !loaded.has_errors(),
+                connections: names(true),
+                refused: names(false),
+                secrets: loaded.secrets.len(),
+                files: loaded
+                    .files
+                    .iter()
+                    .map(|path| path.display().to_string())
+                    .collect(),
+                diagnostics: loaded
+                    .all_diagnostics()
+                    .map(Diagnostic::to_report)
+                    .collect(),
+            }
+        }
+        Err(error) => CheckReport {
+            ok: false,
+            connections: Vec::new(),
+            refused: Vec::new(),
+            secrets: 0,
+            files: Vec::new(),
+            diagnostics: vec![error.to_report()],
+        },
+    }
+}
+
+/// The outcome of [`load_swanctl`], for people.
+pub fn render(loaded: &Result<Loaded, Diagnostic>, colour: bool) -> String {
+    let loaded = match loaded {
+        Ok(loaded) => loaded,
+        Err(error) => return error.render(colour),
+    };
+    let mut text = String::new();
+    for diagnostic in loaded.all_diagnostics() {
+        text.push_str(&diagnostic.render(colour));
+        text.push('\n');
+    }
+    let good = loaded.connections.iter().filter(|(_, c)| c.is_ok()).count();
+    text.push_str(&format!(
+        "{good} of {} connections are good; {} secrets, {} certificates, {} private keys; {} files read\n",
+        loaded.connections.len(),
+        loaded.secrets.len(),
+        loaded.certificates.len(),
+        loaded.private_keys.len(),
+        loaded.files.len(),
+    ));
+    text
+}
