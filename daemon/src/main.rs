@@ -1,3 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! x
-fn main() {}
+//! swanherd: a VPN gateway daemon for Linux that takes the place of strongSwan's charon.
+//!
+//! [`run`] puts the daemon together; [`engine`] drives IKE; [`vici`] and [`metrics`] serve
+//! operators; [`client`] and [`check`] are the other subcommands.
+
+mod check;
+mod cli;
+mod client;
+mod control;
+mod credentials;
+mod engine;
+mod loader;
+mod logging;
+mod paths;
+mod run;
+mod shell;
+mod totals;
+mod vici;
+mod workers;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, 4);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            client::say(&format!("cannot start the runtime: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    runtime.block_on(async {
+        match cli.command {
+            cli::Command::Run(args) => run::run(args).await,
+            cli::Command::Check(args) => check::check(&args),
+            cli::Command::Status(args) => client::status(args).await,
+            cli::Command::Up(args) => client::up(args).await,
+            cli::Command::Down(args) => client::down(args).await,
+        }
+    })
+}

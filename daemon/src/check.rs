@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `swanherd check`: reads definitions and settings as `run` would, and says what is wrong.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use swanherd_config::load::{self, CheckReport};
+use swanherd_config::load_swanctl;
+
+use crate::cli::Check;
+use crate::client::{put, say};
+use crate::paths;
+
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    definitions: CheckReport,
+    settings: SettingsReport,
+}
+
+#[derive(Serialize)]
+struct SettingsReport {
+    ok: bool,
+    file: String,
+    diagnostics: Vec<swanherd_config::diagnostic::Report>,
+}
+
+/// See the module's text.
+pub(crate) fn check(args: &Check) -> ExitCode {
+    let path = definitions(args.path.clone());
+    let loaded = load_swanctl(&path);
+    let settings_path = paths::settings_file(None);
+    let settings = paths::load_settings(&settings_path);
+    let (settings_ok, found) = match &settings {
+        Ok((_, warnings)) => (true, warnings.as_slice()),
+        Err(error) => (false, std::slice::from_ref(error)),
+    };
+    let report = load::report(&loaded);
+    let ok = report.ok && settings_ok;
+    if args.json {
+        let report = Report {
+            definitions: report,
+            settings: SettingsReport {
+                ok: settings_ok,
+                file: settings_path.display().to_string(),
+                diagnostics: found.iter().map(swanherd_config::Diagnostic::to_report).collect(),
+            },
+        };
+        match serde_json::to_string_pretty(&report) {
+            Ok(text) => put(&(text + "\n")),
+            Err(error) => say(&format!("cannot print the report: {error}")),
+        }
+    } else {
+        let colour = std::io::stdout().is_terminal();
+        for diagnostic in found {
+            put(&diagnostic.render(colour));
+        }
+        put(&load::render(&loaded, colour));
+    }
+    ExitCode::from(u8::from(!ok))
+}
+
+/// The file that a path given by the operator means.
+fn definitions(path: Option<PathBuf>) -> PathBuf {
+    match path {
+        Some(path) if path.is_dir() => path.join("swanctl.conf"),
+        Some(path) => path,
+        None => paths::definitions_file(None),
+    }
+}

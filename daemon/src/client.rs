@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `status`, `up` and `down`: the daemon's own VICI client. They work against charon too.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use swanherd_vici::{ChildSa, Client, Error, IkeSa, Initiate, ListSas, LogLine, Message, Selector};
+
+use crate::cli::{Server, Status, UpDown};
+
+/// Nothing that is asked here takes longer; `up` and `down` have a limit of their own.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Fine.
+const OK: u8 = 0;
+/// The thing asked about is wrong or down.
+const WRONG: u8 = 1;
+
+/// One configured child, or one that runs without being configured any more.
+#[derive(Debug, Serialize)]
+pub(crate) struct Tunnel {
+    connection: String,
+    child: String,
+    /// `up`, `down` or `connecting`.
+    state: &'static str,
+    configured: bool,
+    ike_state: Option<String>,
+    child_state: Option<String>,
+    local: Option<String>,
+    remote: Option<String>,
+    local_id: Option<String>,
+    remote_id: Option<String>,
+    ike_suite: Option<String>,
+    suite: Option<String>,
+    bytes_in: u64,
+    bytes_out: u64,
+    packets_in: u64,
+    packets_out: u64,
+    /// Seconds since the CHILD SA was installed.
+    installed_seconds: Option<i64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    daemon: String,
+    version: String,
+    dataplane: Option<String>,
+    up: usize,
+    tunnels: Vec<Tunnel>,
+}
+
+/// What `list-conns` says of one connection, as far as it is needed here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ListedConnection {
+    children: std::collections::BTreeMap<String, serde::de::IgnoredAny>,
+}
+
+/// `swanherd status`
+pub(crate) async fn status(args: Status) -> ExitCode {
+    match report(&args.server).await {
+        Ok(report) => {
+            let all_up = report.up == report.tunnels.len();
+            if args.json {
+                print_json(&report);
+            } else {
+                print_table(&report);
+            }
+            ExitCode::from(if all_up { OK } else { WRONG })
+        }
+        Err(error) => fail(&error),
+    }
+}
+
+/// `swanherd up`
+pub(crate) async fn up(args: UpDown) -> ExitCode {
+    each(&args, async |client, (connection, child), args| {
+        let what = Initiate {
+            child: Some(child.to_owned()),
+            ike: Some(connection.to_owned()),
+            timeout_ms: millis(args.timeout),
+            log_level: Some(1),
+        };
+        client.initiate(&what, |line| print_log(args, &line)).await
+    })
+    .await
+}
+
+/// `swanherd down`
+pub(crate) async fn down(args: UpDown) -> ExitCode {
+    each(&args, async |client, (connection, child), args| {
+        let selector = Selector {
+            ike: Some(connection.to_owned()),
+            child: (!names_connection(args, connection)).then(|| child.to_owned()),
+            ..Selector::default()
+        };
+        let gone = client
+            .terminate(&selector, false, millis(args.timeout), |line| print_log(args, &line))
+            .await;
+        match gone {
+            // Taking a connection down takes all its children down; the next one finds nothing.
+            Err(Error::Refused { ref reply, .. }) if reply.str("matches") == Some("0") => Ok(()),
+            other => other.map(drop),
+        }
+    })
+    .await
+}
+
+fn names_connection(args: &UpDown, connection: &str) -> bool {
+    args.name == connection
+}
+
+/// Calls `act` for every configured child that `args.name` names.
+async fn each(
+    args: &UpDown,
+    act: impl AsyncFn(&mut Client, (&str, &str), &UpDown) -> Result<(), Error>,
+) -> ExitCode {
+    let mut client = match connect(&args.server).await {
+        Ok(client) => client,
+        Err(error) => return fail(&error),
+    };
+    let children = match configured(&mut client).await {
+        Ok(children) => children,
+        Err(error) => return fail(&error),
+    };
+    let wanted: Vec<_> = children
+        .iter()
+        .filter(|(connection, child)| {
+            args.name == *connection
+                || args.name == *child
+                || args.name.split_once('/') == Some((connection, child))
+        })
+        .collect();
+    if wanted.is_empty() {
+        let known: Vec<_> =
+            children.iter().map(|(connection, child)| format!("{connection}/{child}")).collect();
+        say(&format!(
+            "nothing is called '{}'; there is: {}",
+            args.name,
+            if known.is_empty() { "nothing".to_owned() } else { known.join(", ") }
+        ));
+        return ExitCode::from(WRONG);
+    }
+    client.set_timeout(None);
+    let mut code = OK;
+    for (connection, child) in wanted {
+        if let Err(error) = act(&mut client, (connection, child), args).await {
+            say(&format!("{connection}/{child}: {error}"));
+            code = WRONG;
+        }
+    }
+    ExitCode::from(code)
+}
+
+async fn connect(server: &Server) -> Result<Client, Error> {
+    let uri = server.uri.clone().unwrap_or_else(crate::paths::default_vici_uri);
+    let mut client = Client::connect(&uri).await?;
+    client.set_timeout(Some(ANSWER_LIMIT));
+    Ok(client)
+}
+
+/// (connection, child) of everything loaded.
+async fn configured(client: &mut Client) -> Result<Vec<(String, String)>, Error> {
+    let connections: Vec<(String, ListedConnection)> =
+        client.list("list-conns", "list-conn", Message::new()).await?;
+    Ok(connections
+        .into_iter()
+        .flat_map(|(name, listed)| {
+            listed.children.into_keys().map(move |child| (name.clone(), child))
+        })
+        .collect())
+}
+
+async fn report(server: &Server) -> Result<Report, Error> {
+    let mut client = connect(server).await?;
+    let version = client.version().await?;
+    let stats = client.request("stats", Message::new()).await?;
+    let configured = configured(&mut client).await?;
+    let sas = client.list_sas(&ListSas::default()).await?;
+    let mut tunnels: Vec<_> = configured
+        .iter()
+        .map(|(connection, child)| tunnel(connection, child, true, &sas))
+        .collect();
+    for sa in &sas {
+        for child in &sa.children {
+            let key = (sa.name.clone(), child.name.clone());
+            let listed = tunnels.iter().any(|t| t.connection == key.0 && t.child == key.1);
+            if !listed {
+                tunnels.push(tunnel(&key.0, &key.1, false, &sas));
+            }
+        }
+    }
+    Ok(Report {
+        daemon: version.daemon,
+        version: version.version,
+        dataplane: stats.str("data-plane").map(str::to_owned),
+        up: tunnels.iter().filter(|tunnel| tunnel.state == "up").count(),
+        tunnels,
+    })
+}
+
+fn tunnel(connection: &str, child: &str, configured: bool, sas: &[IkeSa]) -> Tunnel {
+    let carries = |sa: &&ChildSa| {
+        matches!(sa.state.as_str(), "INSTALLED" | "UPDATING" | "REKEYING")
+    };
+    let named = || sas.iter().filter(|sa| sa.name == connection);
+    // The newest of several, which is the one that carries new packets.
+    let installed = named()
+        .flat_map(|sa| sa.children.iter().map(move |one| (sa, one)))
+        .filter(|(_, one)| one.name == child && carries(one))
+        .max_by_key(|(_, one)| one.uniqueid);
+    let ike = installed.map(|(sa, _)| sa).or_else(|| named().max_by_key(|sa| sa.uniqueid));
+    let one = installed.map(|(_, one)| one);
+    Tunnel {
+        connection: connection.to_owned(),
+        child: child.to_owned(),
+        state: match (one, ike) {
+            (Some(_), _) => "up",
+            (None, Some(sa)) if matches!(sa.state.as_str(), "CREATED" | "CONNECTING") => {
+                "connecting"
+            }
+            (None, _) => "down",
+        },
+        configured,
+        ike_state: ike.map(|sa| sa.state.clone()),
+        child_state: one.map(|one| one.state.clone()),
+        local: ike.map(|sa| endpoint(&sa.local_host, sa.local_port)),
+        remote: ike.map(|sa| endpoint(&sa.remote_host, sa.remote_port)),
+        local_id: ike.map(|sa| sa.local_id.clone()),
+        remote_id: ike.map(|sa| sa.remote_id.clone()),
+        ike_suite: ike.and_then(|sa| {
+            let parts = [
+                cipher(sa.encr_alg.as_deref(), sa.encr_keysize),
+                sa.integ_alg.clone(),
+                sa.prf_alg.clone(),
+                sa.dh_group.clone(),
+            ];
+            suite(parts)
+        }),
+        suite: one.and_then(|one| {
+            let parts = [
+                cipher(one.encr_alg.as_deref(), one.encr_keysize),
+                one.integ_alg.clone(),
+                one.dh_group.clone(),
+                None,
+            ];
+            suite(parts)
+        }),
+        bytes_in: one.map_or(0, |one| one.bytes_in),
+        bytes_out: one.map_or(0, |one| one.bytes_out),
+        packets_in: one.map_or(0, |one| one.packets_in),
+        packets_out: one.map_or(0, |one| one.packets_out),
+        installed_seconds: one.and_then(|one| one.install_time),
+    }
+}
+
+fn endpoint(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+fn cipher(name: Option<&str>, bits: Option<u16>) -> Option<String> {
+    let name = name?;
+    Some(bits.map_or_else(|| name.to_owned(), |bits| format!("{name}-{bits}")))
+}
+
+fn suite(parts: [Option<String>; 4]) -> Option<String> {
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("/"))
+}
+
+fn millis(limit: Duration) -> i64 {
+    i64::try_from(limit.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn print_log(args: &UpDown, line: &LogLine) {
+    if !args.quiet {
+        put(&format!("[{}] {}\n", line.group, line.msg));
+    }
+}
+
+fn print_json(report: &impl Serialize) {
+    match serde_json::to_string_pretty(report) {
+        Ok(text) => put(&(text + "\n")),
+        Err(error) => say(&format!("cannot print the report: {error}")),
+    }
+}
+
+fn print_table(report: &Report) {
+    let width = |of: fn(&Tunnel) -> usize, least: usize| {
+        report.tunnels.iter().map(of).max().unwrap_or(0).max(least)
+    };
+    let name = width(|t| t.connection.len() + 1 + t.child.len(), 6);
+    let peer = width(|t| t.remote.as_ref().map_or(1, String::len), 4);
+    let cipher = width(|t| t.suite.as_ref().map_or(1, String::len), 5);
+    put(&format!(
+        "{:name$}  {:10}  {:peer$}  {:cipher$}  {:>14}  {:>14}  {:>8}\n",
+        "TUNNEL", "STATE", "PEER", "SUITE", "BYTES IN", "BYTES OUT", "UP FOR"
+    ));
+    for t in &report.tunnels {
+        put(&format!(
+            "{:name$}  {:10}  {:peer$}  {:cipher$}  {:>14}  {:>14}  {:>8}\n",
+            format!("{}/{}", t.connection, t.child),
+            t.state,
+            t.remote.as_deref().unwrap_or("-"),
+            t.suite.as_deref().unwrap_or("-"),
+            t.bytes_in,
+            t.bytes_out,
+            t.installed_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s")),
+        ));
+    }
+    put(&format!(
+        "{} of {} up; {} {}{}\n",
+        report.up,
+        report.tunnels.len(),
+        report.daemon,
+        report.version,
+        report.dataplane.as_ref().map_or_else(String::new, |name| format!(", {name} data plane"))
+    ));
+}
+
+/// Standard output that may be a closed pipe.
+pub(crate) fn put(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// Standard error.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "swanherd: {text}");
+}
+
+fn fail(error: &Error) -> ExitCode {
+    say(&error.to_string());
+    ExitCode::from(WRONG)
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Applies a swanctl.conf to the running daemon, at start and at reload.
+//!
+//! A reload is a difference: unchanged connections are not touched, those that left the file are
+//! unloaded, and one that is in error now keeps running as it was loaded before. What VICI clients
+//! loaded is theirs and stays. A file that cannot be read or parsed changes nothing.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use swanherd_config::load::{CertificateKind, Loaded};
+use swanherd_config::{Diagnostic, load_swanctl};
+
+use crate::control::{Control, Request, ShuttingDown};
+
+/// What the loader itself has loaded so far.
+#[derive(Debug)]
+pub(crate) struct Loader {
+    path: PathBuf,
+    control: Control,
+    connections: BTreeSet<String>,
+    shared: BTreeSet<String>,
+    keys: BTreeSet<String>,
+}
+
+/// How an application went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    /// Connections that are loaded from the file now.
+    pub(crate) loaded: usize,
+    /// Connections that were refused.
+    pub(crate) refused: usize,
+    /// Connections that left the file.
+    pub(crate) unloaded: usize,
+}
+
+/// Why nothing was applied.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    /// The file is missing or has a syntax error.
+    #[error("{}", .0.render(false))]
+    File(Box<Diagnostic>),
+    /// The daemon is going down.
+    #[error(transparent)]
+    ShuttingDown(#[from] ShuttingDown),
+}
+
+impl Loader {
+    /// A loader that has loaded nothing yet.
+    pub(crate) fn new(path: PathBuf, control: Control) -> Self {
+        Self {
+            path,
+            control,
+            connections: BTreeSet::new(),
+            shared: BTreeSet::new(),
+            keys: BTreeSet::new(),
+        }
+    }
+
+    /// The file that is applied.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the file and applies the difference.
+    ///
+    /// # Errors
+    /// If the file cannot be used as a whole; then nothing changed.
+    pub(crate) async fn apply(&mut self) -> Result<Summary, LoadError> {
+        let path = self.path.clone();
+        let read = tokio::task::spawn_blocking(move || load_swanctl(&path)).await;
+        let loaded = read
+            .map_err(|_| LoadError::from(ShuttingDown))?
+            .map_err(|error| LoadError::File(Box::new(error)))?;
+        for diagnostic in loaded.all_diagnostics() {
+            match diagnostic.level {
+                swanherd_config::diagnostic::Level::Error => {
+                    tracing::error!("{}", diagnostic.render(false).trim_end());
+                }
+                swanherd_config::diagnostic::Level::Warning => {
+                    tracing::warn!("{}", diagnostic.render(false).trim_end());
+                }
+            }
+        }
+        self.apply_credentials(&loaded).await?;
+        self.apply_connections(loaded).await
+    }
+
+    async fn apply_credentials(&mut self, loaded: &Loaded) -> Result<(), ShuttingDown> {
+        for certificate in &loaded.certificates {
+            let ca = match certificate.kind {
+                CertificateKind::Authority => true,
+                CertificateKind::EndEntity => false,
+                CertificateKind::OcspSigner
+                | CertificateKind::RevocationList
+                | CertificateKind::PublicKey => continue,
+            };
+            let data = certificate.data.clone();
+            let result = self.control.ask(|reply| Request::LoadCert { data, ca, reply }).await?;
+            if let Err(error) = result {
+                tracing::error!(path = %certificate.path.display(), %error, "certificate refused");
+            }
+        }
+        let mut keys = BTreeSet::new();
+        for key in &loaded.private_keys {
+            let data = key.data.clone();
+            match self.control.ask(|reply| Request::LoadKey(data, reply)).await? {
+                Ok(id) => {
+                    keys.insert(id);
+                }
+                Err(error) => {
+                    tracing::error!(path = %key.path.display(), %error, "private key refused");
+                }
+            }
+        }
+        let mut shared = BTreeSet::new();
+        for secret in &loaded.secrets {
+            shared.extend(secret.id.clone());
+            let secret = secret.clone();
+            // The engine accepts every secret that the decoder lets through.
+            let _ = self.control.ask(|reply| Request::LoadShared(secret, reply)).await?;
+        }
+        for gone in std::mem::replace(&mut self.keys, keys).difference(&self.keys) {
+            let _ = self.control.ask(|reply| Request::UnloadKey(gone.clone(), reply)).await?;
+        }
+        for gone in std::mem::replace(&mut self.shared, shared).difference(&self.shared) {
+            let _ = self.control.ask(|reply| Request::UnloadShared(gone.clone(), reply)).await?;
+        }
+        Ok(())
+    }
+
+    async fn apply_connections(&mut self, loaded: Loaded) -> Result<Summary, LoadError> {
+        let mut summary = Summary::default();
+        let mut present = BTreeSet::new();
+        for (name, connection) in loaded.connections {
+            present.insert(name.clone());
+            // The reason was logged with the other diagnostics.
+            let Ok(connection) = connection else {
+                summary.refused += 1;
+                continue;
+            };
+            let connection = Box::new(connection);
+            match self.control.ask(|reply| Request::LoadConnection(connection, reply)).await? {
+                Ok(()) => {
+                    summary.loaded += 1;
+                    self.connections.insert(name);
+                }
+                Err(error) => {
+                    tracing::error!(connection = %name, %error, "connection refused");
+                    summary.refused += 1;
+                }
+            }
+        }
+        let gone: Vec<_> = self.connections.difference(&present).cloned().collect();
+        for name in gone {
+            self.connections.remove(&name);
+            summary.unloaded += 1;
+            // Already unloaded by a VICI client is fine.
+            let _ = self.control.ask(|reply| Request::UnloadConnection(name, reply)).await?;
+        }
+        Ok(summary)
+    }
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `swanherd run`: puts the daemon together, announces it, and takes it apart again.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use swanherd_config::settings::Settings;
+use swanherd_ike::crypto::Provider;
+use swanherd_ike::endpoint::Endpoint;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+
+use crate::cli::Run;
+use crate::client::say;
+use crate::control::Control;
+use crate::engine::{DATAGRAM_QUEUE, Engine, Parts};
+use crate::loader::Loader;
+use crate::{logging, metrics, paths, plane, shell, vici};
+
+/// Something of this host prevents the daemon from running.
+const CANNOT_RUN: u8 = 1;
+/// `EX_CONFIG`: the settings or definitions are wrong.
+const WRONG_CONFIGURATION: u8 = 78;
+
+/// See the module's text.
+pub(crate) async fn run(args: Run) -> ExitCode {
+    let settings_file = paths::settings_file(args.settings);
+    let (settings, warnings) = match paths::load_settings(&settings_file) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            say(error.render(false).trim_end());
+            return ExitCode::from(WRONG_CONFIGURATION);
+        }
+    };
+    logging::start(match settings.log.format {
+        swanherd_config::settings::LogFormat::Text => logging::Format::Text,
+        swanherd_config::settings::LogFormat::Json => logging::Format::Json,
+    });
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        settings = %settings_file.display(),
+        "swanherd starts"
+    );
+    for warning in warnings {
+        tracing::warn!("{}", warning.render(false).trim_end());
+    }
+    let definitions = paths::definitions_file(args.config.or_else(|| settings.config.clone()));
+    match serve(&settings, settings_file, definitions).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            say(&error);
+            ExitCode::from(CANNOT_RUN)
+        }
+    }
+}
+
+async fn serve(
+    settings: &Settings,
+    settings_file: std::path::PathBuf,
+    definitions: std::path::PathBuf,
+) -> Result<(), String> {
+    let mut signals = Signals::new().map_err(|error| format!("cannot catch signals: {error}"))?;
+    let vici = vici::Options { uri: settings.vici_socket.clone(), ..vici::Options::default() };
+    let server = vici::Server::bind(&vici)
+        .await
+        .map_err(|error| format!("cannot listen on {}: {error}", vici.uri))?;
+    let (datagram_sender, datagrams) = mpsc::channel(DATAGRAM_QUEUE);
+    let plane = plane::open(settings, datagram_sender).await?;
+    tracing::info!("data plane: {}; {}", plane.plane.name(), plane.reason);
+
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).map_err(|error| format!("no randomness: {error}"))?;
+    let mut ike = plane::ike_settings(settings);
+    ike.force_encap = plane.force_encap;
+    let endpoint = Endpoint::new(ike, Provider::ring(), seed);
+    let (engine, control) = Engine::new(Parts {
+        endpoint,
+        plane: Arc::new(plane.plane),
+        plane_events: plane.events,
+        sender: plane.sockets,
+        datagrams,
+        counters_interval: settings.counters_interval,
+        reload_settings: Box::new(move || {
+            paths::load_settings(&settings_file)
+                .map(drop)
+                .map_err(|error| format!("reloading '{}' failed", error.render(false)))
+        }),
+        log: logging::Sink::open(log_files(settings)),
+    });
+
+    let (stop, stopped) = watch::channel(false);
+    let engine = tokio::spawn(engine.run(wait_for(stopped.clone())));
+    let vici = tokio::spawn(server.run(control.clone(), wait_for(stopped.clone())));
+    let metrics = metrics::start(settings, control.clone(), wait_for(stopped)).await?;
+
+    let mut loader = Loader::new(definitions, control.clone());
+    load(&mut loader).await;
+    notify(&[sd_notify::NotifyState::Ready]);
+    tracing::info!(vici = %settings.vici_socket, "ready");
+
+    let watchdog = tokio::spawn(watchdog(control));
+    signals.serve(&mut loader).await;
+    notify(&[sd_notify::NotifyState::Stopping]);
+    tracing::info!("swanherd stops");
+    watchdog.abort();
+    // The receivers may be gone already if a task died; the wait below tells.
+    let _ = stop.send(true);
+    let engine = engine.await.map_err(|error| format!("the engine died: {error}"));
+    let _ = vici.await;
+    if let Some(metrics) = metrics {
+        let _ = metrics.await;
+    }
+    engine
+}
+
+/// Applies the definitions; what is wrong with them is logged and does not stop the daemon.
+async fn load(loader: &mut Loader) {
+    let path = loader.path().display().to_string();
+    match loader.apply().await {
+        Ok(summary) => tracing::info!(
+            %path,
+            loaded = summary.loaded,
+            refused = summary.refused,
+            unloaded = summary.unloaded,
+            "definitions applied"
+        ),
+        Err(error) => tracing::error!(%path, "definitions not applied: {error}"),
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Reloads on SIGHUP, returns on SIGTERM and SIGINT.
+    async fn serve(&mut self, loader: &mut Loader) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hangup.recv() => {
+                    let mut reloading = vec![sd_notify::NotifyState::Reloading];
+                    if let Ok(now) = sd_notify::NotifyState::monotonic_usec_now() {
+                        reloading.push(now);
+                    }
+                    notify(&reloading);
+                    load(loader).await;
+                    notify(&[sd_notify::NotifyState::Ready]);
+                }
+            }
+        }
+    }
+}
+
+fn log_files(settings: &Settings) -> Vec<logging::FileLog> {
+    settings
+        .filelogs
+        .iter()
+        .map(|log| logging::FileLog {
+            path: log.path.clone(),
+            default: log.default,
+            groups: log.groups.clone(),
+        })
+        .collect()
+}
+
+/// Tells the service manager, if there is one, that the engine still answers.
+async fn watchdog(control: Control) {
+    let Some(limit) = sd_notify::watchdog_enabled() else { return };
+    let mut tick = tokio::time::interval(limit / 3);
+    loop {
+        tick.tick().await;
+        if control.ask(crate::control::Request::FlushCerts).await.is_err() {
+            return;
+        }
+        notify(&[sd_notify::NotifyState::Watchdog]);
+    }
+}
+
+fn notify(states: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!(%error, "the service manager was not told");
+    }
+}
+
+async fn wait_for(mut stopped: watch::Receiver<bool>) {
+    // A sender that is gone means stop as well.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+

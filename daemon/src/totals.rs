@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Octets and packets per configured child, summed over every SA that ever carried them.
+//!
+//! A data plane counts per SA, and an SA lives for minutes. Here the counters of successive SAs
+//! are folded into totals that never go down: not at a rekey, a reauthentication or a reconnect.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use swanherd_ike::api::IkeSaInfo;
+use swanherd_ipsec::plane::{SaCounters, SaId};
+
+use crate::control::Totals;
+
+/// (connection, child).
+type Key = (String, String);
+
+#[derive(Clone, Debug)]
+struct Owner {
+    key: Key,
+    inbound: bool,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Accounting {
+    owners: BTreeMap<SaId, Owner>,
+    /// What of each SA is already in the totals.
+    folded: BTreeMap<SaId, SaCounters>,
+    current: Arc<BTreeMap<SaId, SaCounters>>,
+    totals: Arc<BTreeMap<Key, Totals>>,
+}
+
+impl Accounting {
+    /// Learns which SAs belong to which child.
+    pub(crate) fn learn(&mut self, sa: &IkeSaInfo) {
+        let Some(connection) = &sa.connection else { return };
+        for child in sa.children.values() {
+            let key = (connection.clone(), child.name.clone());
+            for (id, inbound) in [(child.inbound, true), (child.outbound, false)] {
+                if let Some(id) = id {
+                    self.owners.insert(id, Owner { key: key.clone(), inbound });
+                }
+            }
+        }
+    }
+
+    /// Takes in a dump of all SAs.
+    pub(crate) fn update(&mut self, dump: BTreeMap<SaId, SaCounters>) {
+        for (&id, &counters) in &dump {
+            self.fold(id, counters);
+        }
+        self.current = Arc::new(dump);
+    }
+
+    /// Takes in the last counters of an SA that is being removed.
+    pub(crate) fn removed(&mut self, id: SaId, last: SaCounters) {
+        self.fold(id, last);
+        self.owners.remove(&id);
+        self.folded.remove(&id);
+        if self.current.contains_key(&id) {
+            Arc::make_mut(&mut self.current).remove(&id);
+        }
+    }
+
+    /// An SA got another outer address and keeps its counters.
+    pub(crate) fn moved(&mut self, from: SaId, to: SaId) {
+        if from == to {
+            return;
+        }
+        if let Some(owner) = self.owners.remove(&from) {
+            self.owners.insert(to, owner);
+        }
+        if let Some(folded) = self.folded.remove(&from) {
+            self.folded.insert(to, folded);
+        }
+    }
+
+    /// The last dump.
+    pub(crate) fn current(&self) -> Arc<BTreeMap<SaId, SaCounters>> {
+        Arc::clone(&self.current)
+    }
+
+    /// The totals.
+    pub(crate) fn totals(&self) -> Arc<BTreeMap<Key, Totals>> {
+        Arc::clone(&self.totals)
+    }
+
+    fn fold(&mut self, id: SaId, now: SaCounters) {
+        let Some(owner) = self.owners.get(&id) else { return };
+        let before = self.folded.insert(id, now).unwrap_or_default();
+        // An SA that was moved by removing and adding it starts again at zero.
+        let grown = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        let bytes = grown(now.bytes, before.bytes);
+        let packets = grown(now.packets, before.packets);
+        if bytes == 0 && packets == 0 {
+            return;
+        }
+        let totals = Arc::make_mut(&mut self.totals).entry(owner.key.clone()).or_default();
+        if owner.inbound {
+            totals.bytes_in = totals.bytes_in.saturating_add(bytes);
+            totals.packets_in = totals.packets_in.saturating_add(packets);
+        } else {
+            totals.bytes_out = totals.bytes_out.saturating_add(bytes);
+            totals.packets_out = totals.packets_out.saturating_add(packets);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sa(spi: u32) -> SaId {
+        SaId { spi, dst: "192.0.2.1".parse().unwrap() }
+    }
+
+    fn counted(bytes: u64, packets: u64) -> SaCounters {
+        SaCounters { bytes, packets, ..SaCounters::default() }
+    }
+
+    fn owned(spi: u32) -> (SaId, Owner) {
+        (sa(spi), Owner { key: ("gw".into(), "net".into()), inbound: true })
+    }
+
+    fn total(accounting: &Accounting) -> Totals {
+        accounting.totals()[&("gw".to_owned(), "net".to_owned())]
+    }
+
+    #[test]
+    fn totals_survive_a_rekey() {
+        let mut accounting = Accounting::default();
+        accounting.owners.extend([owned(1)]);
+        accounting.update(BTreeMap::from([(sa(1), counted(100, 1))]));
+        accounting.owners.extend([owned(2)]);
+        accounting.update(BTreeMap::from([(sa(1), counted(150, 2)), (sa(2), counted(10, 1))]));
+        accounting.removed(sa(1), counted(160, 3));
+        accounting.update(BTreeMap::from([(sa(2), counted(30, 2))]));
+        assert_eq!(total(&accounting), Totals { bytes_in: 190, packets_in: 5, ..Totals::default() });
+    }
+
+    #[test]
+    fn a_spi_used_again_counts_from_zero() {
+        let mut accounting = Accounting::default();
+        accounting.owners.extend([owned(1)]);
+        accounting.removed(sa(1), counted(100, 1));
+        accounting.owners.extend([owned(1)]);
+        accounting.update(BTreeMap::from([(sa(1), counted(100, 1))]));
+        assert_eq!(total(&accounting).bytes_in, 200);
+    }
+
+    #[test]
+    fn a_moved_sa_is_not_counted_twice() {
+        let mut accounting = Accounting::default();
+        accounting.owners.extend([owned(1)]);
+        accounting.update(BTreeMap::from([(sa(1), counted(100, 1))]));
+        let moved = SaId { spi: 1, dst: "192.0.2.9".parse().unwrap() };
+        accounting.moved(sa(1), moved);
+        accounting.update(BTreeMap::from([(moved, counted(120, 2))]));
+        assert_eq!(total(&accounting).bytes_in, 120);
+    }
+
+    #[test]
+    fn an_sa_of_nobody_is_ignored() {
+        let mut accounting = Accounting::default();
+        accounting.update(BTreeMap::from([(sa(7), counted(100, 1))]));
+        assert!(accounting.totals().is_empty());
+    }
+}
