@@ -13,6 +13,7 @@ use std::time::Duration;
 use swanherd_ipsec::{Proposal, ProtocolId};
 
 use crate::diagnostic::{Diagnostic, suggest};
+use crate::dn;
 use crate::files::Files;
 use crate::identity::IdentityPattern;
 use crate::model::{
@@ -562,21 +563,32 @@ impl Decoder<'_> {
         subdirectory: &str,
     ) -> Result<CertSource, Diagnostic> {
         let Origin::File { dir, files } = self.origin else {
+            check(option, item)?;
             return Ok(CertSource::Data(item.to_vec()));
         };
         let name =
             std::str::from_utf8(item).map_err(|_| option.invalid("a file name is not UTF-8"))?;
         if let Some(data) = crate::secret::inline(name) {
             let data = data.map_err(|reason| option.invalid(format!("`{name}`: {reason}")))?;
+            check(option, &data)?;
             return Ok(CertSource::Data(data));
         }
         // An absolute path replaces the directory, as with swanctl.
         let path = dir.join(subdirectory).join(name);
-        files
+        let data = files
             .read(&path)
-            .map(CertSource::Data)
-            .map_err(|error| option.invalid(format!("cannot read {}: {error}", path.display())))
+            .map_err(|error| option.invalid(format!("cannot read {}: {error}", path.display())))?;
+        check(option, &data)?;
+        Ok(CertSource::Data(data))
     }
+}
+
+/// Refuses what is not a certificate where one is due. Public keys are checked where they are used.
+fn check(option: Opt<'_>, data: &[u8]) -> Result<(), Diagnostic> {
+    if option.name() != "pubkeys" && dn::certificate_subject(data).is_none() {
+        return Err(option.invalid("this is not an X.509 certificate in DER or PEM"));
+    }
+    Ok(())
 }
 
 fn options(tree: &Tree) -> impl Iterator<Item = Opt<'_>> {

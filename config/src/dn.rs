@@ -234,6 +234,45 @@ pub(crate) fn display(der: &[u8]) -> Option<String> {
     Some(text)
 }
 
+/// The Name of the subject of a certificate in DER or PEM. `None` if it is not one.
+pub(crate) fn certificate_subject(data: &[u8]) -> Option<Vec<u8>> {
+    let der = pem_contents(data);
+    let der = der.as_deref().unwrap_or(data);
+    let (SEQUENCE, certificate, []) = element(der)? else {
+        return None;
+    };
+    let (SEQUENCE, mut fields, _) = element(certificate)? else {
+        return None;
+    };
+    // version (optional), serialNumber, signature, issuer, validity; then the subject.
+    if fields.first() == Some(&0xa0) {
+        (_, _, fields) = element(fields)?;
+    }
+    for tag in [0x02, SEQUENCE, SEQUENCE, SEQUENCE] {
+        let (found, _, rest) = element(fields)?;
+        if found != tag {
+            return None;
+        }
+        fields = rest;
+    }
+    let (SEQUENCE, _, rest) = element(fields)? else {
+        return None;
+    };
+    let subject = &fields[..fields.len() - rest.len()];
+    attributes(subject)?;
+    Some(subject.to_vec())
+}
+
+/// The contents of the first PEM block.
+fn pem_contents(data: &[u8]) -> Option<Vec<u8>> {
+    let text = std::str::from_utf8(data).ok()?;
+    let (_, rest) = text.split_once("-----BEGIN ")?;
+    let (_, rest) = rest.split_once("-----")?;
+    let (body, _) = rest.split_once("-----END ")?;
+    let body: String = body.chars().filter(|c| !c.is_ascii_whitespace()).collect();
+    crate::secret::decode_base64(&body)
+}
+
 /// Characters of PrintableString.
 fn is_printable(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&octet)

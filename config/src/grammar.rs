@@ -345,10 +345,9 @@ impl<'a> Parser<'a> {
             let dir = path.parent().unwrap_or(Path::new(""));
             // The directory is literal, whatever characters its name has.
             let dir = glob::Pattern::escape(&dir.display().to_string());
-            if dir.is_empty() {
-                pattern
-            } else {
-                format!("{dir}/{pattern}")
+            match dir.as_str() {
+                "" => pattern,
+                dir => format!("{}/{pattern}", dir.trim_end_matches('/')),
             }
         };
         let found = match self.files.glob(&pattern) {

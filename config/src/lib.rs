@@ -15,6 +15,7 @@ mod dn;
 pub mod files;
 pub mod grammar;
 pub mod identity;
+pub mod listing;
 pub mod load;
 pub mod model;
 pub mod names;

@@ -194,7 +194,7 @@ pub(crate) fn inline(text: &str) -> Option<Result<Vec<u8>, &'static str>> {
     None
 }
 
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn decode_base64(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
     let mut out = Vec::with_capacity(digits.len() / 4 * 3 + 3);
     let (mut bits, mut held) = (0u32, 0);

@@ -4,10 +4,14 @@ use super::*;
 use crate::files::MemoryFiles;
 use crate::grammar::parse_str;
 
+/// Ed25519, subject `C=CH, O=Example, CN=gw`.
+const CERTIFICATE: &[u8] = include_bytes!("gw.pem");
+
 fn decode(text: &str) -> Result<Decoded<Connection>, Diagnostic> {
     let parsed = parse_str("test.conf", text.as_bytes()).unwrap();
     let mut files = MemoryFiles::new();
-    files.insert("/s/x509/gw.pem", "CERT");
+    files.insert("/s/x509/gw.pem", CERTIFICATE);
+    files.insert("/s/x509/bad.pem", "CERT");
     decode_connection(
         "c1",
         &parsed.tree,
@@ -64,13 +68,30 @@ fn rounds_are_sorted() {
 
 #[test]
 fn certificates_are_read_from_their_directory() {
-    let connection = decode("local { certs = gw.pem, 0x3000\n }").unwrap().value;
+    let connection = decode("local { certs = gw.pem\n pubkeys = 0x3000\n }")
+        .unwrap()
+        .value;
     assert_eq!(
         connection.local[0].certs,
-        [
-            CertSource::Data(b"CERT".to_vec()),
-            CertSource::Data(vec![0x30, 0])
-        ]
+        [CertSource::Data(CERTIFICATE.to_vec())]
+    );
+    assert_eq!(
+        connection.local[0].pubkeys,
+        [CertSource::Data(vec![0x30, 0])]
+    );
+    let listed = crate::listing::list_conn(&connection, &Names::builtin());
+    let Some(Item::List(certs)) = listed
+        .section("c1")
+        .and_then(|connection| connection.section("local-1"))
+        .and_then(|round| round.get("certs"))
+    else {
+        panic!("certs are listed");
+    };
+    assert_eq!(certs[0].text(), Some("C=CH, O=Example, CN=gw"));
+    let error = decode("local { certs = bad.pem\n }").unwrap_err();
+    assert!(
+        error.message.contains("not an X.509 certificate"),
+        "{error}"
     );
     let error = decode("local { certs = missing.pem\n }").unwrap_err();
     assert_eq!(error.path, "connections.c1.local");
@@ -126,7 +147,7 @@ fn stock_texts_are_exact() {
 fn in_messages_lists_are_lists_and_certificates_are_contents() {
     let names = Names::builtin();
     let mut local = Tree::new();
-    local.push_list("certs", [Value::new(vec![0x30, 0x00, 0xff])]);
+    local.push_list("certs", [Value::new(CERTIFICATE)]);
     let mut message = Tree::new();
     message
         .push_list("proposals", ["aes128-sha256-x25519"])
@@ -137,7 +158,7 @@ fn in_messages_lists_are_lists_and_certificates_are_contents() {
     assert_eq!(connection.proposals.len(), 1);
     assert_eq!(
         connection.local[0].certs,
-        [CertSource::Data(vec![0x30, 0x00, 0xff])]
+        [CertSource::Data(CERTIFICATE.to_vec())]
     );
 
     let mut message = Tree::new();
