@@ -613,13 +613,13 @@ fn ike_times(
     over: Option<Duration>,
     rand: Option<Duration>,
 ) -> (Duration, Duration, Duration, Duration) {
-    let rekey = rekey.unwrap_or(match reauth {
+    let rekey = rekey.unwrap_or_else(|| match reauth {
         Some(reauth) if !reauth.is_zero() => Duration::ZERO,
         _ => Duration::from_secs(4 * 3600),
     });
     let reauth = reauth.unwrap_or(Duration::ZERO);
     let longest = reauth.max(rekey);
-    let over = over.unwrap_or(Duration::from_secs(longest.as_secs() / 10));
+    let over = over.unwrap_or_else(|| Duration::from_secs(longest.as_secs() / 10));
     let rand = rand.unwrap_or_else(|| over.min(Duration::from_secs(longest.as_secs() / 2)));
     (reauth, rekey, over, rand)
 }

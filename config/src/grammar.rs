@@ -342,7 +342,7 @@ impl<'a> Parser<'a> {
         let pattern = if Path::new(&pattern).is_absolute() {
             pattern
         } else {
-            let dir = path.parent().unwrap_or(Path::new(""));
+            let dir = path.parent().unwrap_or_else(|| Path::new(""));
             // The directory is literal, whatever characters its name has.
             let dir = glob::Pattern::escape(&dir.display().to_string());
             match dir.as_str() {
@@ -365,7 +365,9 @@ impl<'a> Parser<'a> {
         };
         if found.is_empty() {
             let literal = !pattern.contains(['*', '?', '[']);
-            let dir = Path::new(&pattern).parent().unwrap_or(Path::new(""));
+            let dir = Path::new(&pattern)
+                .parent()
+                .unwrap_or_else(|| Path::new(""));
             let dir_missing = !dir.as_os_str().is_empty() && !self.files.is_dir(dir);
             if literal || dir_missing {
                 self.warn(

@@ -21,6 +21,7 @@ pub mod model;
 pub mod names;
 pub mod proposal;
 pub mod secret;
+pub mod settings;
 pub mod tree;
 pub mod value;
 

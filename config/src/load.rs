@@ -126,7 +126,7 @@ pub fn load_swanctl_from(
     names: &Names,
 ) -> Result<Loaded, Diagnostic> {
     let parsed = parse_file(path, files)?;
-    let dir = path.parent().unwrap_or(Path::new(""));
+    let dir = path.parent().unwrap_or_else(|| Path::new(""));
     let mut loaded = Loaded {
         connections: Vec::new(),
         secrets: Vec::new(),

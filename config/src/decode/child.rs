@@ -75,7 +75,7 @@ impl Limits {
         let scaled = |value: u64, by: u128, over: u128| {
             u64::try_from(u128::from(value) * by / over).unwrap_or(u64::MAX)
         };
-        let rekey = self.rekey.unwrap_or(match self.life {
+        let rekey = self.rekey.unwrap_or_else(|| match self.life {
             Some(life) => scaled(life, 100, 110),
             None => default,
         });

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon's settings: `charon { }` as far as it is honoured, and `swanherd { }`.
+//!
+//! The file is strongSwan's (`strongswan.conf`), so that one daemon can be swapped for the other.
+//! A setting of `charon` that is not honoured is a warning; an unknown setting of `swanherd` is an
+//! error. `charon-systemd` overrides `charon`, as it does for strongSwan's daemon of that name;
+//! sections of other programs are skipped.
+
+mod charon;
+mod own;
+mod reference;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::diagnostic::Diagnostic;
+use crate::files::{Files, SystemFiles};
+use crate::grammar::{Parsed, parse_file, parse_str};
+use crate::tree::Tree;
+
+pub use reference::reference;
+
+/// Default of `STRONGSWAN_CONF`.
+pub const DEFAULT_STRONGSWAN_CONF: &str = "/etc/strongswan.conf";
+/// Default of `SWANCTL_DIR`.
+pub const DEFAULT_SWANCTL_DIR: &str = "/etc/swanctl";
+
+/// The settings file, given the environment variable `STRONGSWAN_CONF`.
+pub fn strongswan_conf(variable: Option<OsString>) -> PathBuf {
+    variable
+        .filter(|value| !value.is_empty())
+        .map_or_else(|| DEFAULT_STRONGSWAN_CONF.into(), PathBuf::from)
+}
+
+/// The file with the tunnel definitions, given the environment variable `SWANCTL_DIR`.
+pub fn swanctl_conf(variable: Option<OsString>) -> PathBuf {
+    variable
+        .filter(|value| !value.is_empty())
+        .map_or_else(|| DEFAULT_SWANCTL_DIR.into(), PathBuf::from)
+        .join("swanctl.conf")
+}
+
+/// What the daemon runs by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Of the IKE endpoint.
+    pub ike: IkeSettings,
+    /// `charon.plugins.vici.socket`: a URI, `unix://PATH`.
+    pub vici_socket: String,
+    /// `charon.user`: owner of the VICI socket.
+    pub user: Option<String>,
+    /// `charon.group`: group of the VICI socket.
+    pub group: Option<String>,
+    /// `charon.filelog`: log files.
+    pub filelogs: Vec<FileLog>,
+    /// `charon.install_routes`: whether to install routes for remote selectors.
+    pub install_routes: bool,
+    /// `charon.routing_table`: the table that they go to.
+    pub routing_table: u32,
+    /// `charon.routing_table_prio`: priority of the rule that looks there.
+    pub routing_table_prio: u32,
+    /// `swanherd.config`: the tunnel definitions, if not those of `SWANCTL_DIR`.
+    pub config: Option<PathBuf>,
+    /// `swanherd.dataplane`.
+    pub dataplane: DataPlane,
+    /// `swanherd.counters_interval`: how often the SAs' counters are read.
+    pub counters_interval: Duration,
+    /// `swanherd.log`.
+    pub log: LogSettings,
+    /// `swanherd.metrics`.
+    pub metrics: MetricsSettings,
+    /// `swanherd.tun`.
+    pub tun: TunSettings,
+}
+
+/// Settings of the IKE endpoint, named after their keys in `charon`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(
+    missing_docs,
+    reason = "each is described in the reference, by its name"
+)]
+pub struct IkeSettings {
+    pub port: u16,
+    pub port_nat_t: u16,
+    pub retransmit_tries: u32,
+    pub retransmit_timeout: Duration,
+    /// `retransmit_base`, in thousandths.
+    pub retransmit_base_milli: u32,
+    /// In percent.
+    pub retransmit_jitter: u32,
+    pub retransmit_limit: Duration,
+    pub half_open_timeout: Duration,
+    pub cookie_threshold: u32,
+    pub cookie_threshold_ip: u32,
+    pub block_threshold: u32,
+    pub init_limit_half_open: u32,
+    pub ikesa_limit: u32,
+    pub keep_alive: Duration,
+    pub fragment_size: u32,
+    pub max_packet: u32,
+    pub delete_rekeyed_delay: Duration,
+    pub reuse_ikesa: bool,
+    pub close_ike_on_child_failure: bool,
+    pub make_before_break: bool,
+    pub prefer_configured_proposals: bool,
+    pub signature_authentication: bool,
+    pub rsa_pss: bool,
+    pub replay_window: u32,
+    pub reqid_base: u32,
+}
+
+/// One section of `charon.filelog`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileLog {
+    /// `path`, or the section's name; `stdout` and `stderr` are the standard streams.
+    pub path: PathBuf,
+    /// `default`: level of groups that have none of their own; -1 is silent.
+    pub default: i8,
+    /// Levels by group (`ike`, `chd`, ...).
+    pub groups: BTreeMap<String, i8>,
+}
+
+/// `swanherd.dataplane`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataPlane {
+    /// The kernel's if it can do ESP, else the userspace one.
+    Auto,
+    /// The kernel's XFRM.
+    Xfrm,
+    /// Userspace ESP behind a TUN device.
+    Tun,
+}
+
+/// `swanherd.log`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogSettings {
+    /// `format`.
+    pub format: LogFormat,
+}
+
+/// `swanherd.log.format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// `swanherd.metrics`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricsSettings {
+    /// `listen`: a loopback address and port; `None` is off.
+    pub listen: Option<SocketAddr>,
+}
+
+/// `swanherd.tun`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunSettings {
+    /// `name` of the device; `%d` takes the first free number.
+    pub name: String,
+    /// `mtu` of the device.
+    pub mtu: u16,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            ike: IkeSettings::default(),
+            vici_socket: "unix:///var/run/charon.vici".to_owned(),
+            user: None,
+            group: None,
+            filelogs: Vec::new(),
+            install_routes: true,
+            routing_table: 220,
+            routing_table_prio: 220,
+            config: None,
+            dataplane: DataPlane::Auto,
+            counters_interval: Duration::from_secs(1),
+            log: LogSettings {
+                format: LogFormat::Text,
+            },
+            metrics: MetricsSettings {
+                listen: Some(SocketAddr::from(([127, 0, 0, 1], 9814))),
+            },
+            tun: TunSettings {
+                name: "ipsec%d".to_owned(),
+                mtu: 1400,
+            },
+        }
+    }
+}
+
+impl Default for IkeSettings {
+    fn default() -> Self {
+        Self {
+            port: 500,
+            port_nat_t: 4500,
+            retransmit_tries: 5,
+            retransmit_timeout: Duration::from_secs(4),
+            retransmit_base_milli: 1800,
+            retransmit_jitter: 0,
+            retransmit_limit: Duration::ZERO,
+            half_open_timeout: Duration::from_secs(30),
+            cookie_threshold: 30,
+            cookie_threshold_ip: 3,
+            block_threshold: 5,
+            init_limit_half_open: 0,
+            ikesa_limit: 0,
+            keep_alive: Duration::from_secs(20),
+            fragment_size: 1280,
+            max_packet: 10_000,
+            delete_rekeyed_delay: Duration::from_secs(5),
+            reuse_ikesa: true,
+            close_ike_on_child_failure: false,
+            make_before_break: true,
+            prefer_configured_proposals: true,
+            signature_authentication: true,
+            rsa_pss: false,
+            replay_window: 32,
+            reqid_base: 1,
+        }
+    }
+}
+
+/// Reads the settings from the system's files, with warnings. If `path` is the default and does
+/// not exist, every setting has its default.
+///
+/// # Errors
+/// If the file cannot be read, has a syntax error, or a setting of `swanherd` is wrong.
+pub fn load_settings(path: &Path) -> Result<(Settings, Vec<Diagnostic>), Diagnostic> {
+    load_settings_from(path, &SystemFiles)
+}
+
+/// Reads the settings from `files`; as [`load_settings`].
+///
+/// # Errors
+/// If the file cannot be read, has a syntax error, or a setting of `swanherd` is wrong.
+pub fn load_settings_from(
+    path: &Path,
+    files: &dyn Files,
+) -> Result<(Settings, Vec<Diagnostic>), Diagnostic> {
+    if path == Path::new(DEFAULT_STRONGSWAN_CONF)
+        && files
+            .read(path)
+            .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    {
+        return Ok((Settings::default(), Vec::new()));
+    }
+    from_parsed(parse_file(path, files)?)
+}
+
+/// Reads the settings from text.
+///
+/// # Errors
+/// If the text has a syntax error, or a setting of `swanherd` is wrong.
+pub fn parse_settings(text: &[u8]) -> Result<(Settings, Vec<Diagnostic>), Diagnostic> {
+    from_parsed(parse_str("strongswan.conf", text)?)
+}
+
+fn from_parsed(parsed: Parsed) -> Result<(Settings, Vec<Diagnostic>), Diagnostic> {
+    let mut settings = Settings::default();
+    let mut warnings = parsed.warnings;
+    for name in ["charon", "charon-systemd"] {
+        if let Some(section) = parsed.tree.section(name) {
+            charon::apply(&mut settings, section, name, &mut warnings);
+        }
+    }
+    if let Some(section) = parsed.tree.section("swanherd") {
+        own::apply(&mut settings, section)?;
+    }
+    misspelt(&parsed.tree, &mut warnings);
+    Ok((settings, warnings))
+}
+
+fn misspelt(tree: &Tree, warnings: &mut Vec<Diagnostic>) {
+    for (entry, _) in tree.sections() {
+        if ["swanherd", "charon", "charon-systemd"].contains(&entry.name.as_str()) {
+            continue;
+        }
+        if let Some(suggestion) = crate::diagnostic::suggest(&entry.name, ["swanherd", "charon"]) {
+            warnings.push(
+                Diagnostic::warning(
+                    "unknown-section",
+                    format!("the section `{}` is of no program known here", entry.name),
+                )
+                .key(&entry.name)
+                .help(suggestion)
+                .at(entry.location.as_ref()),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

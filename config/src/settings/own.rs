@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `swanherd { }`: everything in it must be known and valid.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::reference::OWN;
+use super::{DataPlane, LogFormat, Settings};
+use crate::diagnostic::{Diagnostic, suggest};
+use crate::tree::{Entry, Item, Tree, Value};
+use crate::value;
+
+pub(super) fn apply(settings: &mut Settings, section: &Tree) -> Result<(), Diagnostic> {
+    walk(settings, section, "")
+}
+
+fn walk(settings: &mut Settings, section: &Tree, path: &str) -> Result<(), Diagnostic> {
+    for entry in section.entries() {
+        let key = if path.is_empty() {
+            entry.name.clone()
+        } else {
+            format!("{path}.{}", entry.name)
+        };
+        match &entry.item {
+            Item::Value(value) => set(settings, &key, entry, value)?,
+            Item::Section(section) => {
+                let prefix = format!("{key}.");
+                if !OWN.iter().any(|row| row.key.starts_with(&prefix)) {
+                    return Err(unknown(&key, entry));
+                }
+                walk(settings, section, &key)?;
+            }
+            Item::List(_) => return Err(unknown(&key, entry)),
+        }
+    }
+    Ok(())
+}
+
+fn unknown(key: &str, entry: &Entry) -> Diagnostic {
+    let sections = OWN
+        .iter()
+        .filter_map(|row| Some(row.key.split_once('.')?.0));
+    let known = OWN.iter().map(|row| row.key).chain(sections);
+    Diagnostic::error("unknown-setting", format!("there is no setting `{key}`"))
+        .path("swanherd")
+        .key(key)
+        .help_opt(suggest(key, known))
+        .at(entry.location.as_ref())
+}
+
+fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Result<(), Diagnostic> {
+    let text = value.text().unwrap_or_default();
+    let invalid = |expected: &str| {
+        Diagnostic::error("invalid-value", format!("`{text}` is not {expected}"))
+            .path("swanherd")
+            .key(key)
+            .at(value.location())
+    };
+    match key {
+        "config" => {
+            if !text.starts_with('/') {
+                return Err(invalid("an absolute path"));
+            }
+            settings.config = Some(PathBuf::from(text));
+        }
+        "dataplane" => {
+            settings.dataplane = match text {
+                "auto" => DataPlane::Auto,
+                "xfrm" => DataPlane::Xfrm,
+                "tun" => DataPlane::Tun,
+                _ => return Err(invalid("auto, xfrm or tun")),
+            };
+        }
+        "counters_interval" => {
+            settings.counters_interval = value::time(text)
+                .filter(|time| (1..=3600).contains(&time.as_secs()))
+                .map(|time| Duration::from_secs(time.as_secs()))
+                .ok_or_else(|| invalid("a time from 1s to 1h"))?;
+        }
+        "log.format" => {
+            settings.log.format = match text {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                _ => return Err(invalid("text or json")),
+            };
+        }
+        "metrics.listen" => {
+            settings.metrics.listen = if text == "off" {
+                None
+            } else {
+                let address = text
+                    .parse::<std::net::SocketAddr>()
+                    .map_err(|_| invalid("ADDRESS:PORT or off"))?;
+                if !address.ip().is_loopback() {
+                    return Err(invalid("a loopback address")
+                        .help("metrics are served without TLS, so only this host may read them; put a proxy with TLS in front for others"));
+                }
+                Some(address)
+            };
+        }
+        "tun.name" => {
+            // IFNAMSIZ is 16 with the terminator.
+            let fits = !text.is_empty()
+                && text.len() <= 15
+                && text
+                    .bytes()
+                    .all(|octet| octet.is_ascii_alphanumeric() || b"-_.%".contains(&octet));
+            if !fits {
+                return Err(invalid("the name of a network device"));
+            }
+            text.clone_into(&mut settings.tun.name);
+        }
+        "tun.mtu" => {
+            settings.tun.mtu = value::number16(text)
+                .filter(|mtu| *mtu >= 1280)
+                .ok_or_else(|| invalid("an MTU from 1280 to 65535"))?;
+        }
+        _ => return Err(unknown(key, entry)),
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The settings that are honoured, for the documentation and for suggestions.
+
+/// One setting.
+pub(super) struct Row {
+    pub(super) key: &'static str,
+    pub(super) default: &'static str,
+    pub(super) meaning: &'static str,
+}
+
+const fn row(key: &'static str, default: &'static str, meaning: &'static str) -> Row {
+    Row {
+        key,
+        default,
+        meaning,
+    }
+}
+
+/// Below `charon`.
+pub(super) const CHARON: &[Row] = &[
+    row("port", "500", "UDP port of IKE"),
+    row("port_nat_t", "4500", "UDP port of IKE and ESP behind NAT"),
+    row(
+        "retransmit_tries",
+        "5",
+        "retransmissions before a peer counts as dead",
+    ),
+    row(
+        "retransmit_timeout",
+        "4.0",
+        "seconds before the first retransmission",
+    ),
+    row(
+        "retransmit_base",
+        "1.8",
+        "factor from one interval to the next",
+    ),
+    row(
+        "retransmit_jitter",
+        "0",
+        "percentage by which intervals are shortened at random, up to 20",
+    ),
+    row(
+        "retransmit_limit",
+        "0",
+        "longest interval in seconds; 0 is without limit",
+    ),
+    row(
+        "half_open_timeout",
+        "30s",
+        "time for a responder's handshake to complete",
+    ),
+    row(
+        "dos_protection",
+        "yes",
+        "`no` switches cookies and blocking off",
+    ),
+    row(
+        "cookie_threshold",
+        "30",
+        "half-open SAs from which cookies are demanded; 0 is never",
+    ),
+    row(
+        "cookie_threshold_ip",
+        "3",
+        "the same for one source address",
+    ),
+    row(
+        "block_threshold",
+        "5",
+        "half-open SAs from which a source address is refused; 0 is never. Configured peers are exempt",
+    ),
+    row(
+        "init_limit_half_open",
+        "0",
+        "half-open SAs from which new ones are refused; 0 is never",
+    ),
+    row("ikesa_limit", "0", "most IKE SAs; 0 is without limit"),
+    row("keep_alive", "20s", "interval of NAT keepalives; 0 is off"),
+    row(
+        "fragment_size",
+        "1280",
+        "largest IP packet of a fragmented IKE message",
+    ),
+    row(
+        "max_packet",
+        "10000",
+        "largest IKE message that is accepted",
+    ),
+    row(
+        "delete_rekeyed_delay",
+        "5s",
+        "time for which a replaced inbound CHILD SA still receives",
+    ),
+    row(
+        "reuse_ikesa",
+        "yes",
+        "new children use an IKE SA that is up",
+    ),
+    row(
+        "close_ike_on_child_failure",
+        "no",
+        "a failed child of IKE_AUTH ends its IKE SA",
+    ),
+    row(
+        "make_before_break",
+        "yes",
+        "reauthentication sets up the new SA before it deletes the old",
+    ),
+    row(
+        "prefer_configured_proposals",
+        "yes",
+        "own order of proposals decides, not the peer's",
+    ),
+    row(
+        "signature_authentication",
+        "yes",
+        "digital signatures of RFC 7427",
+    ),
+    row(
+        "rsa_pss",
+        "no",
+        "RSASSA-PSS rather than PKCS#1 with RSA keys",
+    ),
+    row(
+        "replay_window",
+        "32",
+        "anti-replay window in packets, where a child sets none",
+    ),
+    row("reqid_base", "1", "first request id"),
+    row("install_routes", "yes", "routes for remote selectors"),
+    row("routing_table", "220", "table of these routes"),
+    row(
+        "routing_table_prio",
+        "220",
+        "priority of the rule that looks there",
+    ),
+    row("user", "", "owner of the VICI socket"),
+    row("group", "", "group of the VICI socket"),
+    row(
+        "plugins.vici.socket",
+        "unix:///var/run/charon.vici",
+        "where VICI listens",
+    ),
+];
+
+/// Below `swanherd`.
+pub(super) const OWN: &[Row] = &[
+    row(
+        "config",
+        "",
+        "file with the tunnel definitions; without it `swanctl.conf` in `SWANCTL_DIR`",
+    ),
+    row(
+        "dataplane",
+        "auto",
+        "`xfrm` (the kernel), `tun` (userspace ESP), or `auto`: the kernel if it can do ESP",
+    ),
+    row(
+        "counters_interval",
+        "1s",
+        "how often the SAs' counters are read",
+    ),
+    row("log.format", "text", "`text` or `json`, on standard error"),
+    row(
+        "metrics.listen",
+        "127.0.0.1:9814",
+        "loopback address and port of `/metrics` and `/healthz`, or `off`",
+    ),
+    row(
+        "tun.name",
+        "ipsec%d",
+        "name of the TUN device; `%d` takes the first free number",
+    ),
+    row("tun.mtu", "1400", "MTU of the TUN device"),
+];
+
+/// The tables of the settings as Markdown, generated from what the code honours.
+pub fn reference() -> String {
+    let mut text = String::new();
+    for (title, root, rows) in [
+        ("Settings of `swanherd { }`", "swanherd", OWN),
+        ("Honoured settings of `charon { }`", "charon", CHARON),
+    ] {
+        text.push_str(&format!(
+            "## {title}\n\n| Setting | Default | Meaning |\n|---|---|---|\n"
+        ));
+        for row in rows {
+            let default = if row.default.is_empty() {
+                "none".to_owned()
+            } else {
+                format!("`{}`", row.default)
+            };
+            text.push_str(&format!(
+                "| `{root}.{}` | {default} | {} |\n",
+                row.key, row.meaning
+            ));
+        }
+        text.push('\n');
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    text
+}
