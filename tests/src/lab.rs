@@ -175,19 +175,29 @@ impl Namespace {
 
 /// Removes what labs of processes that no longer exist have left, after a `kill -9` for example.
 pub fn sweep() {
-    let Ok(entries) = fs::read_dir("/run/netns") else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let Some((pid, _)) = name
-            .strip_prefix(PREFIX)
-            .and_then(|rest| rest.split_once('x'))
-        else {
-            continue;
-        };
-        if pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists() {
-            run("ip", ["netns", "del", &name]);
+    for name in left_behind(Path::new("/run/netns")) {
+        run("ip", ["netns", "del", &name]);
+    }
+    let folder = std::env::temp_dir();
+    for name in left_behind(&folder) {
+        if std::env::var_os("SWANHERD_KEEP").is_none() {
+            let _ = fs::remove_dir_all(folder.join(name.split('-').next().unwrap_or(&name)));
         }
     }
+}
+
+fn left_behind(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| {
+            name.strip_prefix(PREFIX)
+                .and_then(|rest| rest.split_once('x'))
+                .and_then(|(pid, _)| pid.parse::<u32>().ok())
+                .is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+        })
+        .collect()
 }

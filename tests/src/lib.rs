@@ -15,6 +15,7 @@ mod ping;
 mod pki;
 mod process;
 mod scenario;
+mod star;
 mod vici;
 
 pub use lab::{Lab, Namespace, sweep};
@@ -24,4 +25,5 @@ pub use ping::{PingReport, Pings};
 pub use pki::Pki;
 pub use process::{Output, run, run_ok};
 pub use scenario::{Auth, Pair, Scenario, Suite, peer, subject};
+pub use star::{Star, StarPlan};
 pub use vici::{Message, Value, Vici};

@@ -87,7 +87,7 @@ impl Node {
             (Daemon::Swanherd, Plane::Auto) => "swanherd {\n  dataplane = auto\n}\n",
             (Daemon::Charon, _) => "",
         };
-        let libipsec = if plane == Plane::User {
+        let libipsec = if plane != Plane::Kernel {
             "kernel-libipsec"
         } else {
             ""

@@ -1,30 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask demo`: a gateway with many tunnels, in namespaces.
-//!
-//! ```text
-//!                     hub (bridge)
-//!   gateway --- g --- |          | --- r1 --- responder 1: 10.101.0.0/24
-//!   10.100.0.1        |          | --- r2 --- responder 2: 10.101.1.0/24 ...
-//! ```
+//! `cargo xtask demo`: a gateway with many tunnels, in namespaces, and traffic through each.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
-use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
-use swanherd_tests::{Daemon, Lab, Message, Namespace, Node, Plane, Vici};
+use swanherd_tests::{Daemon, Message, Plane, Star, StarPlan, Vici};
 
 use crate::groups::executables;
 use crate::packages;
 use crate::shell::{Error, cargo, is_root, quiet, stopping};
 use crate::traffic::Flow;
-
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-const GATEWAY_INNER: Ipv4Addr = Ipv4Addr::new(10, 100, 0, 1);
 
 /// `cargo xtask demo`
 #[derive(Debug, Parser)]
@@ -163,18 +153,14 @@ fn show(args: &Args) -> Result<u8, Error> {
     Ok(u8::from(up != total || both_ways != total))
 }
 
-/// Namespaces and daemons. Fields are dropped in order: daemons end before their namespaces.
-struct Stage {
-    gateway: Node,
-    responders: Vec<Node>,
-    names: Vec<String>,
-    _lab: Lab,
-}
+struct Stage(Star);
 
 impl Stage {
     fn set(args: &Args) -> Self {
-        let count = args.tunnels;
-        eprintln!("making {} namespaces", count + 2);
+        eprintln!(
+            "making {} namespaces, starting as many daemons",
+            args.tunnels + 1
+        );
         let daemon = if args.charon {
             Daemon::Charon
         } else {
@@ -185,61 +171,20 @@ impl Stage {
             DataPlane::Xfrm => Plane::Kernel,
             DataPlane::Tun => Plane::User,
         };
-        let mut lab = Lab::new();
-        let hub = lab.namespace("hub");
-        hub.ip("link add hub type bridge");
-        hub.ip("link set hub up");
-        let gateway = join(&mut lab, &hub, "gateway", "g", GATEWAY, GATEWAY_INNER);
-        let mut gateway = Node::new(&lab, &gateway, daemon, plane, "");
-        let names: Vec<String> = (1..=count).map(|i| format!("branch-{i:02}")).collect();
-        let mut definitions = (String::from("connections {\n"), String::from("secrets {\n"));
-        let mut responders = Vec::new();
-        for (index, name) in (0..count).zip(&names) {
-            let namespace = join(
-                &mut lab,
-                &hub,
-                name,
-                &format!("r{index}"),
-                outer(index),
-                inner(index),
-            );
-            let node = Node::new(&lab, &namespace, daemon, plane, "");
-            node.configure(&format!(
-                "connections {{\n{}}}\nsecrets {{\n{}}}\n",
-                connection(name, index, false),
-                secret(name)
-            ));
-            definitions.0 += &connection(name, index, true);
-            definitions.1 += &secret(name);
-            responders.push(node);
-        }
-        gateway.configure(&format!("{}}}\n{}}}\n", definitions.0, definitions.1));
-        eprintln!("starting {} daemons", count + 1);
-        for node in &mut responders {
-            start(node);
-        }
-        for node in &mut responders {
-            node.await_ready();
-            if args.charon {
-                node.load();
-            }
-        }
-        start(&mut gateway);
-        gateway.await_ready();
-        if args.charon {
-            gateway.load();
-        }
-        Self {
-            gateway,
-            responders,
-            names,
-            _lab: lab,
-        }
+        let mut star = Star::start(&StarPlan {
+            gateway: daemon,
+            responders: daemon,
+            plane,
+            count: args.tunnels,
+            binary: DAEMON.get().map(PathBuf::as_path),
+        });
+        star.start_gateway();
+        Self(star)
     }
 
     /// Waits for the tunnels, then sends; the octets that arrived (there, back) for each tunnel.
     fn run(&mut self, args: &Args, begun: Instant) -> Result<Option<Vec<(u64, u64)>>, Error> {
-        let total = self.names.len();
+        let total = self.0.names.len();
         let limit = Duration::from_secs(30 + u64::from(args.tunnels));
         loop {
             let up = self
@@ -260,23 +205,22 @@ impl Stage {
             if begun.elapsed() > limit {
                 eprintln!(
                     "only {up} of {total} tunnels came up\n{}",
-                    self.gateway.log()
+                    self.0.gateway.log()
                 );
                 break;
             }
             std::thread::sleep(Duration::from_millis(100));
         }
         let flows: Vec<Option<Flow>> = self
+            .0
             .responders
             .iter()
-            .zip(0..)
-            .map(|(responder, index)| {
-                let from = (&self.gateway.namespace, GATEWAY_INNER);
-                let to = (&responder.namespace, inner(index));
+            .enumerate()
+            .map(|(index, responder)| {
+                let from = (&self.0.gateway.namespace, self.0.near());
+                let to = (&responder.namespace, self.0.far(index));
                 Flow::start(from, to, args.mbit)
-                    .inspect_err(|e| {
-                        eprintln!("{}: no traffic: {e}", self.names[usize::from(index)])
-                    })
+                    .inspect_err(|e| eprintln!("{}: no traffic: {e}", self.0.names[index]))
                     .ok()
             })
             .collect();
@@ -300,8 +244,9 @@ impl Stage {
 
     /// The tunnels as the gateway lists them, in the order of their names.
     fn tunnels(&self) -> Result<Vec<Tunnel>, Error> {
-        let sas = Vici::connect(&self.gateway.socket())?.list_sas()?;
+        let sas = Vici::connect(&self.0.gateway.socket())?.list_sas()?;
         Ok(self
+            .0
             .names
             .iter()
             .map(|name| {
@@ -329,10 +274,10 @@ impl Stage {
     }
 
     fn data_plane(&self) -> String {
-        if self.gateway.daemon == Daemon::Charon {
+        if self.0.gateway.daemon == Daemon::Charon {
             return "charon's".into();
         }
-        let output = self.gateway.swanherd(&["status", "--json"]);
+        let output = self.0.gateway.swanherd(&["status", "--json"]);
         serde_json::from_str::<serde_json::Value>(&output.stdout)
             .ok()
             .and_then(|status| Some(status.get("dataplane")?.as_str()?.to_owned()))
@@ -340,121 +285,36 @@ impl Stage {
     }
 
     fn hold(&self) {
-        let name = self.gateway.namespace.name();
-        let directory = self.gateway.swanctl_dir();
+        let name = self.0.gateway.namespace.name();
+        let directory = self.0.gateway.swanctl_dir();
         let folder = directory.parent().unwrap_or(&directory).display();
-        let vici = format!("unix://{}", self.gateway.socket().display());
+        let vici = format!("unix://{}", self.0.gateway.socket().display());
         let mut text = format!(
             "\nEverything stays up until Ctrl-C. Look at it from another terminal:\n\n  \
              swanctl --list-sas --uri {vici}\n  swanctl --log --uri {vici}\n  ip netns exec {name} ip addr\n"
         );
-        if self.gateway.daemon == Daemon::Swanherd {
-            let daemon = self.gateway.binary();
+        if self.0.gateway.daemon == Daemon::Swanherd {
+            let daemon = self.0.gateway.binary();
             let daemon = daemon.display();
             let _ = write!(
                 text,
                 "  {daemon} status --uri {vici}\n  {daemon} down {first} --uri {vici}\n  \
                  {daemon} up {first} --uri {vici}\n",
-                first = self.names[0],
+                first = self.0.names[0],
             );
         }
         let _ = write!(
             text,
-            "  ip netns exec {name} ping -I {GATEWAY_INNER} {}\n  less {folder}/swanctl/swanctl.conf\n  \
+            "  ip netns exec {name} ping -I {} {}\n  less {folder}/swanctl/swanctl.conf\n  \
              tail -f {folder}/log\n",
-            inner(0)
+            self.0.near(),
+            self.0.far(0)
         );
         eprintln!("{text}");
         while !stopping() {
             std::thread::sleep(Duration::from_millis(100));
         }
     }
-}
-
-fn start(node: &mut Node) {
-    if let Some(path) = DAEMON.get() {
-        node.set_binary(path);
-    }
-    node.spawn();
-}
-
-fn join(
-    lab: &mut Lab,
-    hub: &Namespace,
-    name: &str,
-    dev: &str,
-    outer: Ipv4Addr,
-    inner: Ipv4Addr,
-) -> Namespace {
-    let namespace = lab.namespace(name);
-    lab.link((&namespace, "u0", &format!("{outer}/16")), (hub, dev, ""));
-    hub.ip(&format!("link set {dev} master hub"));
-    namespace.ip(&format!("addr add {inner}/32 dev lo"));
-    namespace
-}
-
-fn outer(index: u16) -> Ipv4Addr {
-    let [high, low] = (index % 250 + 1 + index / 250 * 256).to_be_bytes();
-    Ipv4Addr::new(198, 18, high + 1, low)
-}
-
-fn inner(index: u16) -> Ipv4Addr {
-    let [high, low] = index.to_be_bytes();
-    Ipv4Addr::new(10, 101 + high, low, 1)
-}
-
-fn connection(name: &str, index: u16, gateway: bool) -> String {
-    let (outer, [a, b, c, _]) = (outer(index), inner(index).octets());
-    let branch = (
-        outer,
-        format!("{name}.example.org"),
-        format!("{a}.{b}.{c}.0/24"),
-    );
-    let hub = (
-        GATEWAY,
-        "gateway.example.org".to_owned(),
-        "10.100.0.0/24".to_owned(),
-    );
-    let (own, other, action) = if gateway {
-        (hub, branch, "start")
-    } else {
-        (branch, hub, "none")
-    };
-    format!(
-        "  {name} {{
-    version = 2
-    local_addrs = {}
-    remote_addrs = {}
-    proposals = aes128gcm16-prfsha256-x25519
-    local {{
-      auth = psk
-      id = {}
-    }}
-    remote {{
-      auth = psk
-      id = {}
-    }}
-    children {{
-      net {{
-        local_ts = {}
-        remote_ts = {}
-        esp_proposals = aes128gcm16-x25519
-        start_action = {action}
-      }}
-    }}
-  }}\n",
-        own.0, other.0, own.1, other.1, own.2, other.2
-    )
-}
-
-fn secret(name: &str) -> String {
-    format!(
-        "  ike-{name} {{
-    id-1 = gateway.example.org
-    id-2 = {name}.example.org
-    secret = \"for the demonstration of {name}\"
-  }}\n"
-    )
 }
 
 fn suite(ike: Option<&Message>, child: Option<&Message>) -> String {

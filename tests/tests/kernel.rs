@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Against strongSwan under a kernel that has ESP: `cargo xtask test --only kernel` runs these
+//! under User-mode Linux.
+
+use std::time::{Duration, Instant};
+
+use swanherd_tests::{Daemon, Node, Pair, Pings, Plane, Scenario, Star, StarPlan, peer, subject};
+
+mod interop;
+
+interop::suite!(Plane::Kernel);
+
+/// `ip xfrm state` and `ip xfrm policy` without SPIs, keys, counters and times.
+fn xfrm(node: &Node, what: &str) -> Vec<String> {
+    let text = node.namespace.ip(&format!("xfrm {what}"));
+    let mut entries: Vec<String> = Vec::new();
+    for line in text.lines() {
+        if line.starts_with("src ") {
+            entries.push(String::new());
+        }
+        // What sockets are exempt from: not ours to compare, and each side has its own sockets.
+        let words: Vec<&str> = line
+            .split_whitespace()
+            .map(|word| match word.strip_prefix("0x") {
+                Some(hex) => match hex.len() {
+                    8 => "SPI",
+                    n if n > 16 => "KEY",
+                    _ => word,
+                },
+                None => word,
+            })
+            .collect();
+        if let Some(entry) = entries.last_mut() {
+            entry.push_str(&words.join(" "));
+            entry.push('\n');
+        }
+    }
+    entries.retain(|entry| !entry.contains("socket in") && !entry.contains("socket out"));
+    for entry in &mut entries {
+        // The running number of what has been seen is no property of the set-up.
+        *entry = entry
+            .lines()
+            .filter(|line| {
+                !line.starts_with("anti-replay context") && !line.starts_with("lastused")
+            })
+            .map(|line| format!("{line}\n"))
+            .collect();
+    }
+    entries.sort();
+    entries
+}
+
+fn assert_nothing_left(node: &Node) {
+    for what in ["state", "policy"] {
+        let left = xfrm(node, what);
+        assert!(
+            left.is_empty(),
+            "left in `ip xfrm {what}`: {left:#?}\n{}",
+            node.log()
+        );
+    }
+}
+
+fn established(left: Daemon) -> Pair {
+    let pair = Scenario {
+        left,
+        ..Scenario::new(Plane::Kernel)
+    }
+    .start();
+    pair.left.initiate("c");
+    pair
+}
+
+#[test]
+fn installs_the_states_and_policies_that_charon_installs() {
+    let [ours, reference] = [subject(), Daemon::Charon].map(|daemon| {
+        let pair = established(daemon);
+        pair.assert_traffic_passes();
+        (xfrm(&pair.left, "state"), xfrm(&pair.left, "policy"))
+    });
+
+    assert_eq!(reference.0.len(), 2, "{reference:#?}");
+    assert_eq!(reference.1.len(), 3, "{reference:#?}");
+    assert_eq!(ours.0.join(""), reference.0.join(""), "states");
+    assert_eq!(ours.1.join(""), reference.1.join(""), "policies");
+}
+
+#[test]
+fn nothing_is_left_after_terminate() {
+    let pair = established(subject());
+
+    let _ = pair
+        .left
+        .swanctl(&["--terminate", "--ike", "t", "--timeout", "10"])
+        .expect_ok();
+
+    pair.left.wait_until("no SA", 5, |n| n.sas().is_empty());
+    assert_nothing_left(&pair.left);
+    assert!(
+        !pair
+            .left
+            .namespace
+            .ip("route show table all")
+            .contains("10.2.0.0/24")
+    );
+}
+
+#[test]
+fn nothing_is_left_after_sigterm() {
+    let mut pair = established(subject());
+
+    pair.left.stop();
+
+    assert_nothing_left(&pair.left);
+    assert!(
+        !pair
+            .left
+            .namespace
+            .ip("route show table all")
+            .contains("10.2.0.0/24")
+    );
+    pair.right
+        .wait_until("that the peer has said goodbye", 5, |n| n.sas().is_empty());
+}
+
+#[test]
+fn a_daemon_that_was_killed_starts_again_and_clears_what_it_left() {
+    if subject() == Daemon::Charon {
+        // charon leaves its states behind; nothing to measure against.
+        return;
+    }
+    let mut pair = established(subject());
+    pair.left.kill();
+    assert!(!xfrm(&pair.left, "state").is_empty());
+
+    pair.left.start();
+    pair.left.load();
+    pair.left.initiate("c");
+
+    assert_eq!(xfrm(&pair.left, "state").len(), 2);
+    assert_eq!(xfrm(&pair.left, "policy").len(), 3);
+    pair.assert_traffic_passes();
+}
+
+#[test]
+fn rekeys_leave_one_pair_of_states() {
+    let pair = established(subject());
+
+    for _ in 0..3 {
+        let _ = pair.left.swanctl(&["--rekey", "--child", "c"]).expect_ok();
+        std::thread::sleep(Duration::from_secs(1));
+    }
+
+    pair.left
+        .wait_until("one pair of states", 15, |n| xfrm(n, "state").len() == 2);
+    assert_eq!(xfrm(&pair.left, "policy").len(), 3);
+}
+
+#[test]
+fn thirty_tunnels_to_thirty_peers() {
+    let mut star = Star::start(&StarPlan {
+        gateway: subject(),
+        responders: peer(),
+        plane: Plane::Kernel,
+        count: 30,
+        binary: None,
+    });
+    let begun = Instant::now();
+    star.start_gateway();
+
+    star.gateway.wait_until("thirty tunnels", 60, |n| {
+        n.children("INSTALLED").len() == 30
+    });
+    eprintln!("thirty tunnels in {:.1} s", begun.elapsed().as_secs_f32());
+
+    let (near, far): (String, Vec<String>) = (
+        star.near().to_string(),
+        (0..30).map(|i| star.far(i).to_string()).collect(),
+    );
+    let pings: Vec<Pings> = far
+        .iter()
+        .map(|far| Pings::start(&star.gateway.namespace, &near, far, 3))
+        .collect();
+    for (name, pings) in star.names.iter().zip(pings) {
+        let report = pings.finish();
+        assert_eq!(
+            report.received,
+            3,
+            "{name}: {}\n{}",
+            report.text,
+            star.gateway.log()
+        );
+    }
+    assert_eq!(xfrm(&star.gateway, "state").len(), 60);
+    assert_eq!(xfrm(&star.gateway, "policy").len(), 90);
+    star.gateway.stop();
+    assert_nothing_left(&star.gateway);
+}
