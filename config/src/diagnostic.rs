@@ -10,7 +10,11 @@ use crate::tree::Location;
 
 /// An error or warning about configuration.
 #[derive(Clone, Debug)]
-pub struct Diagnostic {
+pub struct Diagnostic(Box<Details>);
+
+/// What a [`Diagnostic`] says.
+#[derive(Clone, Debug)]
+pub struct Details {
     /// Whether the thing is refused (error) or merely doubtful (warning).
     pub level: Level,
     /// Machine-readable class, such as `unknown-option`.
@@ -49,9 +53,23 @@ struct Excerpt {
     len: usize,
 }
 
+impl std::ops::Deref for Diagnostic {
+    type Target = Details;
+
+    fn deref(&self) -> &Details {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Diagnostic {
+    fn deref_mut(&mut self) -> &mut Details {
+        &mut self.0
+    }
+}
+
 impl Diagnostic {
     pub(crate) fn error(code: &'static str, message: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Details {
             level: Level::Error,
             code,
             stock: None,
@@ -61,14 +79,13 @@ impl Diagnostic {
             location: None,
             help: None,
             excerpt: None,
-        }
+        }))
     }
 
     pub(crate) fn warning(code: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            level: Level::Warning,
-            ..Self::error(code, message)
-        }
+        let mut warning = Self::error(code, message);
+        warning.level = Level::Warning;
+        warning
     }
 
     pub(crate) fn stock(mut self, text: impl Into<String>) -> Self {
@@ -102,7 +119,9 @@ impl Diagnostic {
     }
 
     pub(crate) fn help_opt(mut self, help: Option<String>) -> Self {
-        self.help = help.or(self.help);
+        if help.is_some() {
+            self.help = help;
+        }
         self
     }
 
@@ -121,10 +140,9 @@ impl Diagnostic {
                     .min(line.len().saturating_sub(offset)),
             })
         });
-        Self {
-            excerpt,
-            ..self.at_secret(location)
-        }
+        let mut placed = self.at_secret(location);
+        placed.excerpt = excerpt;
+        placed
     }
 
     /// Sets the place without an excerpt, for lines that may hold a secret.

@@ -6,8 +6,6 @@
 //! credential directories, [`settings`] for the daemon's own settings.
 
 #![forbid(unsafe_code)]
-// Errors carry a place, an excerpt and advice; they arise once per mistake, never in a hot path.
-#![allow(clippy::result_large_err)]
 
 pub mod decode;
 pub mod diagnostic;

@@ -4,7 +4,10 @@
 //! `corpus/NAME.conf` is the input, `corpus/NAME.stock.txt` what the stock tools said to it.
 //! `docs/deviations.md` has the reasons for people; the table here is checked against it.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails to read its own data must panic")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that fails to read its own data must panic"
+)]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

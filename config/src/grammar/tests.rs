@@ -126,7 +126,7 @@ fn errors_say_where() {
         ("x {\n  a = b }c\n}\n", 3, 1),
     ] {
         let error = parse_str("t", text.as_bytes()).unwrap_err();
-        let place = error.location.unwrap();
+        let place = error.location.as_ref().unwrap();
         assert_eq!((place.line, place.column), (line, column), "{text:?}");
     }
 }

@@ -123,7 +123,7 @@ fn an_own_setting_that_is_unknown_or_invalid_is_an_error_with_its_place() {
         }
     }
     let error = parse_settings(b"swanherd { metrics { listen = 192.0.2.1:80\n} }").unwrap_err();
-    assert!(error.help.unwrap().contains("TLS"));
+    assert!(error.help.as_deref().unwrap().contains("TLS"));
 }
 
 #[test]
