@@ -179,7 +179,9 @@ mod tests {
     use super::*;
 
     fn udp_v4() -> Vec<u8> {
-        let mut packet = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, UDP, 0, 0, 10, 1, 0, 1, 10, 2, 0, 1];
+        let mut packet = vec![
+            0x45, 0, 0, 28, 0, 0, 0, 0, 64, UDP, 0, 0, 10, 1, 0, 1, 10, 2, 0, 1,
+        ];
         packet.extend([0x13, 0x88, 0, 53, 0, 8, 0, 0]);
         packet
     }
@@ -199,8 +201,17 @@ mod tests {
         let flow = Flow::of(&packet).unwrap();
         assert_eq!(flow.ports, None);
         let any = TrafficSelector::any_v4();
-        let dns = TrafficSelector { start_port: 53, end_port: 53, protocol: UDP, ..any };
-        let opaque = TrafficSelector { start_port: u16::MAX, end_port: 0, ..any };
+        let dns = TrafficSelector {
+            start_port: 53,
+            end_port: 53,
+            protocol: UDP,
+            ..any
+        };
+        let opaque = TrafficSelector {
+            start_port: u16::MAX,
+            end_port: 0,
+            ..any
+        };
         assert!(flow.is_selected(&any, &any));
         assert!(flow.is_selected(&any, &opaque));
         assert!(!flow.is_selected(&any, &dns));

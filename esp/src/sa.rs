@@ -3,9 +3,9 @@
 
 use swanherd_ipsec::plane::{Lifetime, SaEntry};
 
+use crate::PROTO_NONE;
 use crate::replay::ReplayWindow;
 use crate::suite::{ESP_HEADER, Geometry, IvKey, Suite, UnsupportedSuite};
-use crate::PROTO_NONE;
 
 /// Without extended sequence numbers a rekey is asked for once this many packets are sent: seven
 /// eighths of the number space.

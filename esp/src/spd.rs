@@ -82,7 +82,8 @@ impl Spd {
                 remote: *remote,
             };
             let entries = self.outbound.entry(tuple).or_default();
-            let at = entries.partition_point(|e| (e.priority, e.set) <= (entry.priority, entry.set));
+            let at =
+                entries.partition_point(|e| (e.priority, e.set) <= (entry.priority, entry.set));
             entries.insert(at, entry);
             *self.shapes.entry(tuple.shape).or_default() += 1;
         }

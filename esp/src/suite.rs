@@ -2,7 +2,8 @@
 //! The cipher suites: AEAD from ring, AES-CBC from RustCrypto, HMAC from ring.
 
 use aes::cipher::{
-    BlockCipherEncrypt as _, BlockModeDecrypt as _, BlockModeEncrypt as _, InnerIvInit as _, KeyInit,
+    BlockCipherEncrypt as _, BlockModeDecrypt as _, BlockModeEncrypt as _, InnerIvInit as _,
+    KeyInit,
 };
 use aes::{Aes128Dec, Aes128Enc, Aes192Dec, Aes192Enc, Aes256Dec, Aes256Enc, Block};
 use ring::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -18,7 +19,9 @@ const SALT_LEN: usize = 4;
 
 /// A combination of algorithms or a key length that this crate cannot do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("ESP suite {encryption} with a key of {key_len} octets and integrity {integrity} is not supported")]
+#[error(
+    "ESP suite {encryption} with a key of {key_len} octets and integrity {integrity} is not supported"
+)]
 pub struct UnsupportedSuite {
     /// The cipher asked for.
     pub encryption: EncryptionId,

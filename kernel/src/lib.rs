@@ -7,8 +7,12 @@
 
 mod netlink;
 pub mod plane;
+pub mod reconcile;
 pub mod route;
+pub mod route_table;
+pub mod tun;
 pub mod udp;
+pub mod xfrm;
 
 pub use netlink::NetlinkError;
 pub use plane::{DataPlane, PlaneKind};

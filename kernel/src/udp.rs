@@ -50,6 +50,20 @@ pub struct SocketOptions {
     pub device: Option<String>,
 }
 
+impl SocketOptions {
+    /// What the TUN plane's NAT-T socket wants: batches, room for some of them, and `mark` by which
+    /// its own packets escape the routes into the tunnels.
+    pub fn for_tun_plane(mark: u32) -> Self {
+        Self {
+            mark: Some(mark),
+            gro: true,
+            receive_buffer: 4 << 20,
+            send_buffer: 1 << 20,
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for SocketOptions {
     fn default() -> Self {
         Self {
@@ -265,7 +279,7 @@ impl Leg {
             socket.set_mark(mark).map_err(|e| step("SO_MARK", e))?;
         }
         let fd = socket.as_raw_fd();
-        options::receive_destination(fd, domain).map_err(|e| step("IP_PKTINFO", e))?;
+        options::receive_details(fd, domain).map_err(|e| step("IP_PKTINFO", e))?;
         options::fragment_if_needed(fd, domain).map_err(|e| step("IP_MTU_DISCOVER", e))?;
         options::buffers(fd, options.receive_buffer, options.send_buffer)
             .map_err(|e| step("SO_RCVBUF", e))?;
@@ -279,10 +293,12 @@ impl Leg {
             // Kernels before 5.0 lack it; the readers cope with single datagrams.
             let _ = options::coalesce(fd);
         }
-        socket.bind(&SocketAddr::new(addr, port).into()).map_err(|e| {
-            // Kept as the raw error where the family is the problem.
-            if lacks_ipv6(&e) { e } else { step("bind", e) }
-        })?;
+        socket
+            .bind(&SocketAddr::new(addr, port).into())
+            .map_err(|e| {
+                // Kept as the raw error where the family is the problem.
+                if lacks_ipv6(&e) { e } else { step("bind", e) }
+            })?;
         let port = socket
             .local_addr()?
             .as_socket()

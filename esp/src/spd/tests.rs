@@ -17,7 +17,12 @@ fn protect(reqid: u32) -> PolicyAction {
     }
 }
 
-fn set(id: u32, action: PolicyAction, local: TrafficSelector, remote: TrafficSelector) -> PolicySet {
+fn set(
+    id: u32,
+    action: PolicyAction,
+    local: TrafficSelector,
+    remote: TrafficSelector,
+) -> PolicySet {
     PolicySet {
         id,
         owner: "c/c".to_owned(),
@@ -58,7 +63,10 @@ fn narrower_selectors_win_and_shunts_win_over_children() {
     spd.insert(trap);
     spd.insert(set(4, PolicyAction::Bypass, any, net("10.9.0.0", 16)));
 
-    let decides = |dst| spd.lookup(&flow("10.1.0.1", dst)).map(|verdict| verdict.set);
+    let decides = |dst| {
+        spd.lookup(&flow("10.1.0.1", dst))
+            .map(|verdict| verdict.set)
+    };
     assert_eq!(decides("8.8.8.8"), Some(1));
     assert_eq!(decides("10.2.3.4"), Some(2));
     assert_eq!(decides("10.9.0.1"), Some(4));
@@ -97,7 +105,12 @@ fn thousands_of_tunnels_share_one_shape() {
     let mut spd = Spd::default();
     for index in 0..5_000u32 {
         let remote = TrafficSelector::host(Ipv4Addr::from_bits(0x0a80_0000 + index).into());
-        spd.insert(set(index + 1, protect(index + 1), net("10.1.0.0", 16), remote));
+        spd.insert(set(
+            index + 1,
+            protect(index + 1),
+            net("10.1.0.0", 16),
+            remote,
+        ));
     }
     assert_eq!(spd.shapes.len(), 1);
     let found = spd.lookup(&flow("10.1.0.1", "10.128.0.77")).unwrap();

@@ -26,6 +26,8 @@ pub(crate) struct ReceivedMeta {
     pub(crate) local: SocketAddr,
     /// Source.
     pub(crate) remote: SocketAddr,
+    /// The traffic class octet of the IP header: DSCP and ECN.
+    pub(crate) tos: u8,
 }
 
 impl ReceivedMeta {
@@ -138,6 +140,7 @@ pub(crate) fn receive(fd: RawFd, buffer: &mut [u8], port: u16) -> io::Result<Rec
             SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
         },
         remote,
+        tos: 0,
     };
     // SAFETY: the kernel left well-formed control messages within msg_controllen.
     let mut cursor = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
@@ -163,6 +166,14 @@ pub(crate) fn receive(fd: RawFd, buffer: &mut [u8], port: u16) -> io::Result<Rec
                 let info = unsafe { data.cast::<libc::in6_pktinfo>().read_unaligned() };
                 meta.local
                     .set_ip(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                // SAFETY: the kernel stores one octet under this type.
+                meta.tos = unsafe { data.read() };
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                // SAFETY: the kernel stores an int under this type.
+                meta.tos = unsafe { data.cast::<libc::c_int>().read_unaligned() } as u8;
             }
             (libc::IPPROTO_UDP, UDP_GRO) => {
                 // SAFETY: the kernel stores an int under this type.

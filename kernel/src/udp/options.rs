@@ -15,11 +15,13 @@ const UDP_ENCAP_ESPINUDP: libc::c_int = 2;
 const IP_XFRM_POLICY: libc::c_int = 17;
 const IPV6_XFRM_POLICY: libc::c_int = 35;
 
-/// Asks for the destination address of each datagram.
-pub(super) fn receive_destination(fd: RawFd, domain: Domain) -> io::Result<()> {
+/// Asks for the destination address and the traffic class of each datagram.
+pub(super) fn receive_details(fd: RawFd, domain: Domain) -> io::Result<()> {
     if domain == Domain::IPV4 {
+        set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, &1i32)?;
         set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, &1i32)
     } else {
+        set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, &1i32)?;
         set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, &1i32)
     }
 }

@@ -102,9 +102,6 @@ fn the_nat_traversal_port_tells_ike_esp_and_keepalives_apart() {
     assert_eq!(NatTraversal::classify(&[0xff]), NatTraversal::Keepalive);
     assert_eq!(NatTraversal::classify(&[0; 4]), NatTraversal::Ike(&[]));
     assert_eq!(NatTraversal::classify(&esp), NatTraversal::Esp(&esp));
-    assert_eq!(
-        NatTraversal::classify(&esp[..8]),
-        NatTraversal::Malformed
-    );
+    assert_eq!(NatTraversal::classify(&esp[..8]), NatTraversal::Malformed);
     assert_eq!(NatTraversal::classify(&[]), NatTraversal::Malformed);
 }

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The TUN plane: ESP in UDP, processed in user space behind a TUN device.
+//!
+//! ```text
+//!   applications                                              peers
+//!       | routes of table 220                                   |
+//!   TUN device --- transmit thread(s): segment, seal, batch --> NAT-T socket
+//!   TUN device <-- join, check, open: receive thread ---------- NAT-T socket
+//!                                          |  IKE, marker removed
+//!                                          v
+//!   control: apply, counters, tick      channel to the daemon
+//! ```
+//!
+//! Packets move in batches both ways: the device hands over and takes up to 64 KiB of TCP or UDP
+//! payload of one flow at once, and the socket sends and receives up to 64 datagrams in one call.
+//! There is no queue in this process; when the threads cannot keep up, the kernel's bounded queues
+//! in front of them fill and drop.
+//!
+//! Octets are counted as the kernel's XFRM counts them in tunnel mode: the inner IP packet, per
+//! ESP packet.
+
+mod checksum;
+mod coalesce;
+mod device;
+mod ecn;
+mod receive;
+mod segment;
+mod shared;
+mod system;
+mod tables;
+#[cfg(test)]
+mod testing;
+mod transmit;
+mod vnet;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use swanherd_ipsec::plane::{
+    Direction, Mode, Op, Outcome, PlaneError, PlaneEvent, PolicyAction, PolicySet, SaCounters,
+    SaEntry, SaId, UdpEncap,
+};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::AbortHandle;
+
+use crate::plane::{DataPlane, PlaneKind};
+use crate::udp::{IkeSocket, Received};
+use device::{Device, Waker};
+use shared::Shared;
+use system::System;
+use tables::{Inbound, Outbound};
+
+/// Mark of our own packets unless configured otherwise.
+pub const DEFAULT_MARK: u32 = 0xdc;
+
+/// SPIs are drawn from this range, which is strongSwan's and clear of the reserved 0 to 255.
+const SPI_FIRST: u32 = 0xc000_0000;
+const SPI_COUNT: u32 = 0x1000_0000;
+/// Attempts to draw a free SPI. With 2^28 of them the first nearly always is.
+const SPI_ATTEMPTS: u32 = 64;
+
+/// Smallest MTU that IPv6 allows.
+const MIN_MTU: u32 = 1280;
+const MAX_MTU: u32 = 65_000;
+/// What one segmentation offload call of the socket can carry, and what ESP adds to a packet at
+/// most with the suites in use (CBC with SHA-512).
+const SOCKET_BATCH: u32 = 65_400;
+const ESP_OVERHEAD: u32 = 8 + 16 + 17 + 32;
+
+const EVENT_QUEUE: usize = 4096;
+const IKE_QUEUE: usize = 4096;
+const TICK: Duration = Duration::from_millis(200);
+
+/// How to set up the plane.
+#[derive(Clone, Debug)]
+pub struct TunConfig {
+    /// Device name; `%d` becomes the first free number.
+    pub device: String,
+    /// MTU of the device. 1400 leaves room for ESP in UDP within 1500.
+    pub mtu: u32,
+    /// The mark that the NAT-T socket (and the daemon's other sockets) set on what they send.
+    pub mark: u32,
+    /// Transmit threads. More than one makes a multi-queue device.
+    pub workers: usize,
+}
+
+impl Default for TunConfig {
+    fn default() -> Self {
+        Self {
+            device: "ipsec%d".to_owned(),
+            mtu: 1400,
+            mark: DEFAULT_MARK,
+            workers: 1,
+        }
+    }
+}
+
+/// Userspace ESP behind a TUN device. See the [module](self) for how packets move.
+pub struct TunPlane {
+    shared: Arc<Shared>,
+    system: Mutex<System>,
+    threads: std::sync::Mutex<Vec<JoinHandle<()>>>,
+    ticker: AbortHandle,
+}
+
+impl TunPlane {
+    /// Creates the device, its rules and threads. The plane reads `socket`, the NAT traversal
+    /// port, from now on; others may still send through it.
+    ///
+    /// Returns the plane, its events, and the IKE messages that arrive on `socket`, their non-ESP
+    /// marker removed.
+    ///
+    /// # Errors
+    /// If the device cannot be made, which takes `CAP_NET_ADMIN` and `/dev/net/tun`, or the host
+    /// refuses link settings or rules. Nothing is left behind then.
+    pub async fn start(
+        socket: Arc<IkeSocket>,
+        config: &TunConfig,
+    ) -> io::Result<(Self, mpsc::Receiver<PlaneEvent>, mpsc::Receiver<Received>)> {
+        if !(MIN_MTU..=MAX_MTU).contains(&config.mtu) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "MTU {} of the TUN device is not within {MIN_MTU} to {MAX_MTU}",
+                    config.mtu
+                ),
+            ));
+        }
+        let device = Device::create(&config.device, config.workers.clamp(1, 64))?;
+        let mut system = System::open(device.index(), config.mark)?;
+        let batch = SOCKET_BATCH / (config.mtu + ESP_OVERHEAD);
+        let gso_max_size = (batch.max(1) * (config.mtu - 60)).clamp(16_000, 65_000);
+        if let Err(error) = system.start(config.mtu, gso_max_size).await {
+            system.shutdown().await;
+            return Err(io::Error::other(error));
+        }
+
+        let (events, event_receiver) = mpsc::channel(EVENT_QUEUE);
+        let (ike, ike_receiver) = mpsc::channel(IKE_QUEUE);
+        tracing::info!(
+            device = device.name(),
+            mtu = config.mtu,
+            joins_udp = device.joins_udp(),
+            "TUN plane runs"
+        );
+        let shared = Arc::new(Shared::new(device, socket, Waker::new()?, events, ike));
+        let mut plane = Self {
+            ticker: tokio::spawn(tick(Arc::downgrade(&shared))).abort_handle(),
+            shared,
+            system: Mutex::new(system),
+            threads: std::sync::Mutex::default(),
+        };
+        if let Err(error) = plane.spawn_threads() {
+            plane.shutdown().await;
+            return Err(error);
+        }
+        Ok((plane, event_receiver, ike_receiver))
+    }
+
+    /// The device's name.
+    pub fn device(&self) -> &str {
+        self.shared.device.name()
+    }
+
+    /// Packets dropped so far, by reason. The names are stable.
+    pub fn drops(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.drops()
+    }
+
+    fn spawn_threads(&mut self) -> io::Result<()> {
+        let threads = self
+            .threads
+            .get_mut()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        for queue in 0..self.shared.device.queues() {
+            let shared = Arc::clone(&self.shared);
+            threads.push(
+                std::thread::Builder::new()
+                    .name(format!("tun-send-{queue}"))
+                    .spawn(move || transmit::run(&shared, queue))?,
+            );
+        }
+        let shared = Arc::clone(&self.shared);
+        threads.push(
+            std::thread::Builder::new()
+                .name("tun-receive".to_owned())
+                .spawn(move || receive::run(&shared))?,
+        );
+        Ok(())
+    }
+
+    fn alloc_spi(&self) -> Result<Outcome, PlaneError> {
+        for _ in 0..SPI_ATTEMPTS {
+            let spi = SPI_FIRST + u32::from_ne_bytes(random()?) % SPI_COUNT;
+            let mut tables = self.shared.tables_mut();
+            if tables.is_free(spi) {
+                tables.reserve(spi);
+                return Ok(Outcome::Spi(spi));
+            }
+        }
+        Err(refused("allocate an SPI", "no free SPI was found"))
+    }
+
+    fn install_sa(&self, entry: &SaEntry) -> Result<Outcome, PlaneError> {
+        let what = || format!("install SA {:08x} to {}", entry.spi, entry.dst);
+        let Some(encap) = entry.encap else {
+            return Err(refused(
+                &what(),
+                "this plane carries ESP only inside UDP; force encapsulation",
+            ));
+        };
+        if entry.mode != Mode::Tunnel {
+            return Err(refused(&what(), "this plane does tunnel mode only"));
+        }
+        if entry.if_id != 0 || entry.mark.is_some() || entry.set_mark.is_some() {
+            return Err(refused(
+                &what(),
+                "this plane knows neither marks nor XFRM interfaces",
+            ));
+        }
+        let id = entry.id();
+        let taken = || refused(&what(), "an SA of this SPI is installed already");
+        match entry.direction {
+            Direction::In => {
+                let sa =
+                    Inbound::new(entry, encap).map_err(|e| refused(&what(), &e.to_string()))?;
+                let mut tables = self.shared.tables_mut();
+                if tables.has_inbound(entry.spi) {
+                    return Err(taken());
+                }
+                tables.insert_inbound(entry.spi, sa);
+            }
+            Direction::Out => {
+                let sa = Outbound::new(entry, encap, &random()?)
+                    .map_err(|e| refused(&what(), &e.to_string()))?;
+                let mut tables = self.shared.tables_mut();
+                if tables.has_outbound(id) {
+                    return Err(taken());
+                }
+                tables.insert_outbound(id, sa);
+            }
+            Direction::Fwd => return Err(refused(&what(), "SAs have no forward direction")),
+        }
+        let limits = &entry.lifetime;
+        self.shared.arm(id, limits.soft_time, limits.hard_time);
+        Ok(Outcome::Done)
+    }
+
+    fn update_sa(
+        &self,
+        id: SaId,
+        src: IpAddr,
+        dst: IpAddr,
+        encap: Option<UdpEncap>,
+    ) -> Result<Outcome, PlaneError> {
+        let what = format!("update SA {:08x} to {}", id.spi, id.dst);
+        let Some(encap) = encap else {
+            return Err(refused(&what, "this plane carries ESP only inside UDP"));
+        };
+        if !self.shared.tables_mut().relocate(id, src, dst, encap) {
+            return Err(PlaneError {
+                errno: Some(libc::ESRCH),
+                ..refused(&what, "no such SA")
+            });
+        }
+        let moved = SaId { spi: id.spi, dst };
+        self.shared.rename_deadlines(id, moved);
+        Ok(Outcome::Done)
+    }
+
+    async fn install_policies(&self, set: PolicySet) -> Result<Outcome, PlaneError> {
+        let what = format!("install policies of {}", set.owner);
+        if let PolicyAction::Protect { mode, .. } = set.action
+            && mode != Mode::Tunnel
+        {
+            return Err(refused(&what, "this plane does tunnel mode only"));
+        }
+        if set.if_id_in != 0
+            || set.if_id_out != 0
+            || set.mark_in.is_some()
+            || set.mark_out.is_some()
+        {
+            return Err(refused(
+                &what,
+                "this plane knows neither marks nor XFRM interfaces",
+            ));
+        }
+        let mut system = self.system.lock().await;
+        let old = self.shared.tables().spd.get(set.id).cloned();
+        system
+            .install(&set, old.as_ref())
+            .await
+            .map_err(|e| refused(&what, &e.to_string()))?;
+        self.shared.forget_acquire(set.id);
+        self.shared.tables_mut().spd.insert(set);
+        Ok(Outcome::Done)
+    }
+
+    async fn remove_policies(&self, id: u32) -> Result<Outcome, PlaneError> {
+        let mut system = self.system.lock().await;
+        let removed = self.shared.tables_mut().spd.remove(id);
+        self.shared.forget_acquire(id);
+        if let Some(set) = removed {
+            system.remove(&set).await;
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl DataPlane for TunPlane {
+    fn kind(&self) -> PlaneKind {
+        PlaneKind::Tun
+    }
+
+    async fn apply(&self, op: Op) -> Result<Outcome, PlaneError> {
+        match op {
+            Op::AllocSpi { .. } => self.alloc_spi(),
+            Op::InstallSa(entry) => self.install_sa(&entry),
+            Op::UpdateSa {
+                id,
+                src,
+                dst,
+                encap,
+            } => self.update_sa(id, src, dst, encap),
+            Op::RemoveSa(id) => {
+                if self.shared.tables_mut().remove(id) {
+                    self.shared.disarm(id);
+                }
+                Ok(Outcome::Done)
+            }
+            Op::InstallPolicies(set) => self.install_policies(*set).await,
+            Op::RemovePolicies(id) => self.remove_policies(id).await,
+        }
+    }
+
+    async fn counters(&self) -> Result<BTreeMap<SaId, SaCounters>, PlaneError> {
+        Ok(self.shared.tables().counters())
+    }
+
+    async fn counters_of(&self, id: SaId) -> Option<SaCounters> {
+        self.shared.tables().counters_of(id)
+    }
+
+    async fn shutdown(&self) {
+        self.ticker.abort();
+        self.shared.stop();
+        let threads = std::mem::take(
+            &mut *self
+                .threads
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        );
+        let joined = tokio::task::spawn_blocking(|| {
+            for thread in threads {
+                if thread.join().is_err() {
+                    tracing::error!("a packet thread of the TUN plane had panicked");
+                }
+            }
+        });
+        let _ = joined.await;
+        self.system.lock().await.shutdown().await;
+        *self.shared.tables_mut() = tables::Tables::default();
+    }
+}
+
+impl Drop for TunPlane {
+    fn drop(&mut self) {
+        self.ticker.abort();
+        self.shared.stop();
+    }
+}
+
+async fn tick(shared: std::sync::Weak<Shared>) {
+    let mut interval = tokio::time::interval(TICK);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        shared.tick();
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N], PlaneError> {
+    let mut octets = [0; N];
+    getrandom::fill(&mut octets).map_err(|e| refused("draw a random number", &e.to_string()))?;
+    Ok(octets)
+}
+
+fn refused(op: &str, reason: &str) -> PlaneError {
+    PlaneError {
+        op: op.to_owned(),
+        reason: reason.to_owned(),
+        errno: None,
+    }
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the control side and the packet threads of the TUN plane share.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use portable_atomic::AtomicU64;
+use swanherd_esp::{Expiry, Flow};
+use swanherd_ipsec::plane::{PlaneEvent, SaId};
+use tokio::sync::mpsc;
+
+use super::device::{Device, Waker};
+use super::tables::Tables;
+use crate::udp::{IkeSocket, Received};
+
+/// A policy without SA raises an acquire at most this often, however many packets hit it.
+const ACQUIRE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Events that may wait for a slow reader. Expiries come at most twice an SA, so only mapping
+/// changes can be lost, which are reported again.
+const BACKLOG: usize = 65_536;
+
+/// Why a packet was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum DropReason {
+    Malformed,
+    NoPolicy,
+    NoSa,
+    Shunted,
+    Expired,
+    SendFailed,
+    UnknownSpi,
+    Replayed,
+    Forged,
+    Congested,
+    DeviceRefused,
+    IkeQueueFull,
+}
+
+impl DropReason {
+    const ALL: [(Self, &'static str); 12] = [
+        (Self::Malformed, "malformed"),
+        (Self::NoPolicy, "no-policy"),
+        (Self::NoSa, "no-sa"),
+        (Self::Shunted, "shunted"),
+        (Self::Expired, "expired"),
+        (Self::SendFailed, "send-failed"),
+        (Self::UnknownSpi, "unknown-spi"),
+        (Self::Replayed, "replayed"),
+        (Self::Forged, "forged"),
+        (Self::Congested, "congested"),
+        (Self::DeviceRefused, "device-refused"),
+        (Self::IkeQueueFull, "ike-queue-full"),
+    ];
+}
+
+/// A time limit of an SA.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    id: SaId,
+    hard: bool,
+}
+
+pub(super) struct Shared {
+    pub(super) device: Device,
+    pub(super) socket: Arc<IkeSocket>,
+    pub(super) waker: Waker,
+    tables: RwLock<Tables>,
+    events: mpsc::Sender<PlaneEvent>,
+    ike: mpsc::Sender<Received>,
+    backlog: Mutex<VecDeque<PlaneEvent>>,
+    acquires: Mutex<BTreeMap<u32, Instant>>,
+    /// SAs at their hard limit, to be removed by whoever holds no lock.
+    doomed: Mutex<Vec<SaId>>,
+    any_doomed: AtomicBool,
+    /// By time, then in order of installation.
+    deadlines: Mutex<BTreeMap<(Instant, u64), Deadline>>,
+    serial: AtomicU64,
+    drops: [AtomicU64; DropReason::ALL.len()],
+    stopping: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(
+        device: Device,
+        socket: Arc<IkeSocket>,
+        waker: Waker,
+        events: mpsc::Sender<PlaneEvent>,
+        ike: mpsc::Sender<Received>,
+    ) -> Self {
+        Self {
+            device,
+            socket,
+            waker,
+            tables: RwLock::default(),
+            events,
+            ike,
+            backlog: Mutex::default(),
+            acquires: Mutex::default(),
+            doomed: Mutex::default(),
+            any_doomed: AtomicBool::new(false),
+            deadlines: Mutex::default(),
+            serial: AtomicU64::new(0),
+            drops: std::array::from_fn(|_| AtomicU64::new(0)),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn tables(&self) -> RwLockReadGuard<'_, Tables> {
+        self.tables.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn tables_mut(&self) -> RwLockWriteGuard<'_, Tables> {
+        self.tables.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Ends the packet threads.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.waker.wake();
+    }
+
+    /// Seconds since the epoch.
+    pub(super) fn now(&self) -> u64 {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs())
+    }
+
+    pub(super) fn count(&self, reason: DropReason, packets: u64) {
+        self.drops[reason as usize].fetch_add(packets, Ordering::Relaxed);
+    }
+
+    /// Dropped packets by reason.
+    pub(super) fn drops(&self) -> BTreeMap<&'static str, u64> {
+        DropReason::ALL
+            .iter()
+            .map(|(reason, name)| (*name, self.drops[*reason as usize].load(Ordering::Relaxed)))
+            .collect()
+    }
+
+    pub(super) fn deliver_ike(&self, received: Received) {
+        if self.ike.try_send(received).is_err() {
+            self.count(DropReason::IkeQueueFull, 1);
+        }
+    }
+
+    /// Reports an event now, or later if the reader is slow. `false` if it had to be dropped.
+    pub(super) fn report(&self, event: PlaneEvent) -> bool {
+        let mut backlog = lock(&self.backlog);
+        if backlog.is_empty() {
+            let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) else {
+                return true;
+            };
+            backlog.push_back(event);
+            return true;
+        }
+        if backlog.len() >= BACKLOG {
+            return false;
+        }
+        backlog.push_back(event);
+        true
+    }
+
+    /// A limit in octets or packets was reached. Called with an SA's lock held, so a hard expiry is
+    /// only noted; [`reap`](Self::reap) carries it out.
+    pub(super) fn expired(&self, id: SaId, expiry: Expiry) {
+        match expiry {
+            Expiry::Soft => {
+                self.report(PlaneEvent::Expire { id, hard: false });
+            }
+            Expiry::Hard => {
+                lock(&self.doomed).push(id);
+                self.any_doomed.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    /// Removes the SAs that reached a hard limit.
+    pub(super) fn reap(&self) {
+        if !self.any_doomed.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let doomed = std::mem::take(&mut *lock(&self.doomed));
+        for id in doomed {
+            let removed = self.tables_mut().remove(id);
+            if removed {
+                self.report(PlaneEvent::Expire { id, hard: true });
+            }
+        }
+    }
+
+    /// A packet hit a policy without SA. Acquires that the reader has no room for are dropped: the
+    /// next packet raises another.
+    pub(super) fn acquire(&self, set: u32, reqid: u32, flow: &Flow) {
+        let now = Instant::now();
+        let mut acquires = lock(&self.acquires);
+        if acquires
+            .get(&set)
+            .is_some_and(|last| now.duration_since(*last) < ACQUIRE_INTERVAL)
+        {
+            return;
+        }
+        let event = PlaneEvent::Acquire {
+            reqid,
+            local: flow.source_selector(),
+            remote: flow.destination_selector(),
+        };
+        if self.events.try_send(event).is_ok() {
+            acquires.insert(set, now);
+        }
+    }
+
+    /// Forgets when a policy set last raised an acquire.
+    pub(super) fn forget_acquire(&self, set: u32) {
+        lock(&self.acquires).remove(&set);
+    }
+
+    /// Arms the time limits of an SA.
+    pub(super) fn arm(&self, id: SaId, soft: Option<Duration>, hard: Option<Duration>) {
+        let now = Instant::now();
+        let mut deadlines = lock(&self.deadlines);
+        for (after, hard) in [(soft, false), (hard, true)] {
+            if let Some(at) = after.and_then(|after| now.checked_add(after)) {
+                let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+                deadlines.insert((at, serial), Deadline { id, hard });
+            }
+        }
+    }
+
+    /// Drops the time limits of an SA.
+    pub(super) fn disarm(&self, id: SaId) {
+        lock(&self.deadlines).retain(|_, deadline| deadline.id != id);
+    }
+
+    /// An SA goes by another name now.
+    pub(super) fn rename_deadlines(&self, from: SaId, to: SaId) {
+        for deadline in lock(&self.deadlines).values_mut() {
+            if deadline.id == from {
+                deadline.id = to;
+            }
+        }
+    }
+
+    /// Reports what time has brought, and what waited for the reader.
+    pub(super) fn tick(&self) {
+        let now = Instant::now();
+        loop {
+            let due = {
+                let mut deadlines = lock(&self.deadlines);
+                match deadlines.first_entry() {
+                    Some(first) if first.key().0 <= now => first.remove(),
+                    _ => break,
+                }
+            };
+            if due.hard {
+                lock(&self.doomed).push(due.id);
+                self.any_doomed.store(true, Ordering::Release);
+            } else {
+                self.report(PlaneEvent::Expire {
+                    id: due.id,
+                    hard: false,
+                });
+            }
+        }
+        self.reap();
+        let mut backlog = lock(&self.backlog);
+        while let Some(event) = backlog.pop_front() {
+            if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
+                backlog.push_front(event);
+                break;
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

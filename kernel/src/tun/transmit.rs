@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! From the TUN device to the peers: segment, seal, send in batches.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::{io, ops::Range};
+
+use swanherd_esp::{Flow, PROTO_IPV4, PROTO_IPV6, SealError};
+use swanherd_ipsec::plane::PolicyAction;
+
+use super::device::wait;
+use super::segment::Superpacket;
+use super::shared::{DropReason, Shared};
+use super::tables::Outbound;
+use super::vnet::{VNET_LEN, Vnet};
+use crate::udp::{SendGroup, send_group};
+
+/// Room for two superpackets with what ESP adds.
+const BATCH: usize = 160 * 1024;
+/// A batch this full is sent without looking for more packets.
+const BATCH_HIGH: usize = 48 * 1024;
+/// Limits of one UDP segmentation offload call: datagrams, and octets with IP and UDP headers.
+const GROUP_SEGMENTS: usize = 64;
+const GROUP_OCTETS: usize = 65_400;
+/// How long a full send buffer may hold up the thread before packets are dropped.
+const SEND_PATIENCE_MS: i32 = 50;
+
+/// The loop of one thread. Ends when the plane shuts down.
+pub(super) fn run(shared: &Arc<Shared>, queue: usize) {
+    let mut transmitter = Transmitter {
+        shared: Arc::clone(shared),
+        batch: Batch::new(),
+    };
+    let mut buffer = vec![0; VNET_LEN + usize::from(u16::MAX) + 1];
+    while !shared.is_stopping() {
+        wait(
+            [shared.device.fd(queue), shared.waker.fd()],
+            libc::POLLIN,
+            -1,
+        );
+        loop {
+            match shared.device.read(queue, &mut buffer) {
+                Ok(len) => transmitter.handle(&buffer[..len]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The device is down or gone: the poll tells when that changes.
+                Err(_) => break,
+            }
+            if shared.is_stopping() {
+                return;
+            }
+        }
+        transmitter.flush();
+        shared.reap();
+    }
+}
+
+struct Transmitter {
+    shared: Arc<Shared>,
+    batch: Batch,
+}
+
+impl Transmitter {
+    fn handle(&mut self, frame: &[u8]) {
+        let shared = Arc::clone(&self.shared);
+        let Some((header, packet)) = frame.split_first_chunk::<VNET_LEN>() else {
+            return;
+        };
+        let parsed = Vnet::parse(header).and_then(|vnet| {
+            let flow = Flow::of(packet)?;
+            Some((Superpacket::new(&vnet, packet)?, flow))
+        });
+        let Some((superpacket, flow)) = parsed else {
+            shared.count(DropReason::Malformed, 1);
+            return;
+        };
+        let Some(sa) = shared.route(&flow) else {
+            return;
+        };
+        self.seal(&shared, &sa, &superpacket, packet);
+        if self.batch.used >= BATCH_HIGH {
+            self.batch.send(&shared);
+        }
+    }
+
+    fn seal(
+        &mut self,
+        shared: &Shared,
+        sa: &Outbound,
+        superpacket: &Superpacket<'_>,
+        packet: &[u8],
+    ) {
+        let next_header = if packet[0] >> 4 == 4 {
+            PROTO_IPV4
+        } else {
+            PROTO_IPV6
+        };
+        let tos = sa.class.outer(packet);
+        let mut state = sa.state();
+        state.last_used = shared.now();
+        let to = Target {
+            local: state.local,
+            peer: state.peer,
+            tos,
+        };
+        let header_len = state.sa.header_len();
+        for index in 0..superpacket.segments() {
+            let inner = superpacket.segment_len(index);
+            let sealed = state.sa.sealed_len(inner);
+            if self.batch.used + sealed > self.batch.octets.len() {
+                self.batch.send(shared);
+            }
+            let used = self.batch.used;
+            let Some(room) = self.batch.octets.get_mut(used..used + sealed) else {
+                shared.count(DropReason::Malformed, 1);
+                return;
+            };
+            superpacket.write_segment(index, &mut room[header_len..header_len + inner]);
+            match state.sa.seal(room, inner, next_header) {
+                Ok(len) => self.batch.push(to, len),
+                Err(SealError::Expired | SealError::SequenceExhausted) => {
+                    shared.count(DropReason::Expired, (superpacket.segments() - index) as u64);
+                    break;
+                }
+                Err(SealError::BufferTooSmall) => {
+                    shared.count(DropReason::Malformed, 1);
+                    break;
+                }
+            }
+        }
+        if let Some(expiry) = state.sa.take_expiry() {
+            shared.expired(state.id, expiry);
+        }
+    }
+
+    fn flush(&mut self) {
+        self.batch.send(&self.shared);
+    }
+}
+
+impl Shared {
+    /// The SA that a packet leaves by. What has none is counted, and may raise an acquire.
+    fn route(&self, flow: &Flow) -> Option<Arc<Outbound>> {
+        let tables = self.tables();
+        let Some(verdict) = tables.spd.lookup(flow) else {
+            self.count(DropReason::NoPolicy, 1);
+            return None;
+        };
+        let PolicyAction::Protect {
+            reqid, spi, remote, ..
+        } = verdict.action
+        else {
+            self.count(DropReason::Shunted, 1);
+            return None;
+        };
+        let sa = tables.outbound(reqid, spi, remote).map(Arc::clone);
+        drop(tables);
+        if sa.is_none() {
+            self.count(DropReason::NoSa, 1);
+            self.acquire(verdict.set, reqid, flow);
+        }
+        sa
+    }
+}
+
+/// Where a sealed packet goes. Packets share a system call only if all of this is equal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Target {
+    local: IpAddr,
+    peer: SocketAddr,
+    tos: u8,
+}
+
+struct Group {
+    to: Target,
+    octets: Range<usize>,
+    segment: usize,
+    count: usize,
+}
+
+/// Sealed packets that wait to be sent, back to back.
+struct Batch {
+    octets: Box<[u8]>,
+    used: usize,
+    groups: Vec<Group>,
+}
+
+impl Batch {
+    fn new() -> Self {
+        Self {
+            octets: vec![0; BATCH].into_boxed_slice(),
+            used: 0,
+            groups: Vec::with_capacity(64),
+        }
+    }
+
+    /// Takes up the packet of `len` octets that was written at `used`.
+    fn push(&mut self, to: Target, len: usize) {
+        let start = self.used;
+        self.used += len;
+        if let Some(last) = self.groups.last_mut() {
+            let short = last.octets.len() % last.segment != 0;
+            if last.to == to
+                && !short
+                && len <= last.segment
+                && last.count < GROUP_SEGMENTS
+                && last.octets.len() + len <= GROUP_OCTETS
+            {
+                last.octets.end += len;
+                last.count += 1;
+                return;
+            }
+        }
+        self.groups.push(Group {
+            to,
+            octets: start..self.used,
+            segment: len,
+            count: 1,
+        });
+    }
+
+    fn send(&mut self, shared: &Shared) {
+        for group in &self.groups {
+            let data = &self.octets[group.octets.clone()];
+            let outcome = shared
+                .socket
+                .fd_for(group.to.peer.ip())
+                .and_then(|fd| send_patiently(fd, &group.to, data, group.segment));
+            if outcome.is_err() {
+                shared.count(DropReason::SendFailed, group.count as u64);
+            }
+        }
+        self.groups.clear();
+        self.used = 0;
+    }
+}
+
+/// Sends a group; where segmentation offload is impossible (no such offload, or the path's MTU is
+/// below the segment), packet by packet.
+fn send_patiently(fd: i32, to: &Target, data: &[u8], segment: usize) -> io::Result<()> {
+    let group = SendGroup {
+        local: Some(to.local),
+        remote: to.peer,
+        data,
+        segment,
+        tos: to.tos,
+    };
+    let error = loop {
+        match send_group(fd, &group) {
+            Ok(()) => return Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) => {
+                    let began = std::time::Instant::now();
+                    wait([fd], libc::POLLOUT, SEND_PATIENCE_MS);
+                    if began.elapsed().as_millis() >= SEND_PATIENCE_MS as u128 {
+                        return Err(error);
+                    }
+                }
+                _ => break error,
+            },
+        }
+    };
+    let splittable = matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::EMSGSIZE | libc::EIO | libc::EOPNOTSUPP)
+    );
+    if data.len() <= segment || !splittable {
+        return Err(error);
+    }
+    let mut outcome = Ok(());
+    for packet in data.chunks(segment) {
+        if let Err(error) = send_patiently(fd, to, packet, packet.len()) {
+            outcome = Err(error);
+        }
+    }
+    outcome
+}
