@@ -83,6 +83,8 @@ impl Lab {
             if !address.is_empty() {
                 namespace.ip(&format!("addr add {address} dev {dev}"));
             }
+            // Without link-local addresses, whose coming up makes peers send updates at odd moments.
+            namespace.ip(&format!("link set {dev} addrgenmode none"));
             namespace.ip(&format!("link set {dev} up"));
         }
     }

@@ -44,6 +44,12 @@ pub struct Node {
     child: Option<Child>,
 }
 
+/// What `swanctl` looks into; it complains about each that is missing.
+const FOLDERS: [&str; 14] = [
+    "bliss", "conf.d", "ecdsa", "pkcs12", "pkcs8", "private", "pubkey", "rsa", "x509", "x509aa",
+    "x509ac", "x509ca", "x509crl", "x509ocsp",
+];
+
 /// The daemon under test: what `SWANHERD_BIN` names, or the one beside the running test.
 ///
 /// # Panics
@@ -77,12 +83,14 @@ impl Node {
         settings: &str,
     ) -> Self {
         let dir = lab.dir().join(namespace.name());
-        for folder in ["x509", "x509ca", "private", "conf.d"] {
+        for folder in FOLDERS {
             fs::create_dir_all(dir.join("swanctl").join(folder)).expect("a folder for the node");
         }
         let path = dir.display();
         let own = match (daemon, plane) {
-            (Daemon::Swanherd, Plane::User) => "swanherd {\n  dataplane = tun\n}\n",
+            (Daemon::Swanherd, Plane::User) => {
+                "swanherd {\n  dataplane = tun\n  metrics {\n    listen = 127.0.0.1:9817\n  }\n}\n"
+            }
             (Daemon::Swanherd, Plane::Kernel) => "swanherd {\n  dataplane = xfrm\n}\n",
             (Daemon::Swanherd, Plane::Auto) => "swanherd {\n  dataplane = auto\n}\n",
             (Daemon::Charon, _) => "",
@@ -250,6 +258,16 @@ impl Node {
     /// Ends it without a chance to say goodbye (SIGKILL).
     pub fn kill(&mut self) {
         self.signal_and_wait(Signal::KILL, Duration::from_secs(5));
+    }
+
+    /// Asks it to read its files again (SIGHUP).
+    pub fn reload(&self) {
+        let pid = self
+            .pid()
+            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        if let Some(pid) = pid {
+            let _ = kill_process(pid, Signal::HUP);
+        }
     }
 
     fn signal_and_wait(&mut self, signal: Signal, limit: Duration) -> bool {

@@ -260,7 +260,7 @@ impl Stage {
                     .map(|(_, c)| c)
                     .max_by_key(|c| c.text("state") == "INSTALLED");
                 let state = child
-                    .or(ike.first().copied())
+                    .or_else(|| ike.first().copied())
                     .map_or("DOWN", |sa| sa.text("state"));
                 Tunnel {
                     name: name.clone(),

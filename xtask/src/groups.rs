@@ -325,7 +325,9 @@ impl Report {
         quiet(cargo(["build", "-p", "swanherd", "--locked"]))?;
         for binary in test_binaries(&["kernel"])? {
             let mut tests = lab::uml(1024, 1200)?;
-            tests.arg(binary).args(["--test-threads=1", "--color=never"]);
+            tests
+                .arg(binary)
+                .args(["--test-threads=1", "--color=never"]);
             self.libtest(tests, 1260)?;
         }
         Ok(())

@@ -50,8 +50,11 @@ pub(crate) fn mips(args: &Args) -> Result<u8, Error> {
     Ok(u8::from(failed))
 }
 
-/// The checks of the group `mips`, by name.
-pub(crate) fn checks() -> Result<Vec<(String, Result<(), Error>)>, Error> {
+/// What was checked, and what came of it.
+pub(crate) type Check = (String, Result<(), Error>);
+
+/// The checks of the group `mips`.
+pub(crate) fn checks() -> Result<Vec<Check>, Error> {
     let built = build()?;
     let sample = cache()?.join("mips-sample");
     fs::create_dir_all(&sample)?;

@@ -48,7 +48,7 @@ pub(crate) fn is_root() -> bool {
 pub(crate) fn workspace() -> PathBuf {
     let manifest = env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    manifest.parent().map_or(manifest.clone(), PathBuf::from)
+    manifest.parent().map(PathBuf::from).unwrap_or_default()
 }
 
 /// Cargo's target folder.

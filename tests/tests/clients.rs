@@ -1,0 +1,491 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The programs that people have: stock `swanctl`, strongSwan's Python module, scrapers; and ours.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use swanherd_tests::{
+    Auth, Daemon, Message, Output, Pair, Plane, Scenario, Suite, mask_sas, subject,
+};
+
+fn pair(left: Daemon) -> Pair {
+    Scenario {
+        left,
+        ..Scenario::new(Plane::User)
+    }
+    .start()
+}
+
+/// What ours and charon answer in the same scenario, times and SPIs masked.
+fn both(scenario: impl Fn(Daemon) -> Pair, ask: impl Fn(&Pair) -> Output) -> [String; 2] {
+    [subject(), Daemon::Charon].map(|daemon| {
+        let pair = scenario(daemon);
+        let output = ask(&pair);
+        format!(
+            "{}{}status {}\n",
+            mask_sas(&output.stdout),
+            mask_sas(&output.stderr),
+            output.status
+        )
+    })
+}
+
+fn up(daemon: Daemon) -> Pair {
+    let pair = pair(daemon);
+    pair.left.initiate("c");
+    pair.assert_traffic_passes();
+    pair
+}
+
+fn with_certificates(daemon: Daemon) -> Pair {
+    let pair = Scenario {
+        left: daemon,
+        auth: Auth::Ecdsa,
+        suite: Suite::CBC_P256,
+        ..Scenario::new(Plane::User)
+    }
+    .start();
+    pair.left.initiate("c");
+    pair
+}
+
+#[test]
+fn list_sas_equals_charons() {
+    let [ours, reference] = both(up, |pair| pair.left.swanctl(&["--list-sas"]));
+
+    assert!(reference.contains("ESTABLISHED"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn list_sas_as_a_responder_equals_charons() {
+    let responder = |daemon| {
+        let pair = pair(daemon);
+        pair.right.initiate("c");
+        pair.assert_traffic_passes();
+        pair
+    };
+
+    let [ours, reference] = both(responder, |pair| pair.left.swanctl(&["--list-sas"]));
+
+    assert!(reference.contains("ESTABLISHED"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn list_sas_raw_equals_charons() {
+    let [ours, reference] = both(up, |pair| pair.left.swanctl(&["--list-sas", "--raw"]));
+
+    assert!(reference.contains("state=ESTABLISHED"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn list_sas_with_certificates_equals_charons() {
+    let [ours, reference] = both(with_certificates, |pair| pair.left.swanctl(&["--list-sas"]));
+
+    assert!(reference.contains("ESTABLISHED"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn list_conns_equals_charons() {
+    let [ours, reference] = both(pair, |pair| pair.left.swanctl(&["--list-conns"]));
+
+    assert!(reference.contains("gw1.example.org"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn list_conns_raw_with_certificates_equals_charons() {
+    let [ours, reference] = both(with_certificates, |pair| {
+        pair.left.swanctl(&["--list-conns", "--raw"])
+    });
+
+    assert!(reference.contains("gw1.example.org"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn list_pols_equals_charons() {
+    let trapped = |daemon| {
+        Scenario {
+            left: daemon,
+            child: "start_action = trap",
+            ..Scenario::new(Plane::User)
+        }
+        .start()
+    };
+
+    let [ours, reference] = both(trapped, |pair| pair.left.swanctl(&["--list-pols"]));
+
+    assert!(reference.contains("c, TUNNEL"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn load_all_says_what_it_loaded() {
+    let [ours, reference] = both(pair, |pair| {
+        pair.left.swanctl(&["--load-all", "--noprompt"])
+    });
+
+    assert!(
+        reference.contains("successfully loaded 1 connections, 0 unloaded"),
+        "{reference}"
+    );
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn load_conns_unloads_what_is_gone_from_the_file() {
+    let emptied = |pair: &Pair| {
+        pair.left.configure("connections {\n}\n");
+        let _ = pair.left.swanctl(&["--load-conns"]).expect_ok();
+        pair.left.swanctl(&["--list-conns"])
+    };
+
+    let [ours, reference] = both(pair, emptied);
+
+    assert!(!reference.contains("gw1.example.org"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn commands_end_as_charons_do() {
+    for arguments in [
+        &["--initiate", "--child", "c"][..],
+        &["--initiate", "--child", "nobody"],
+        &["--terminate", "--ike", "t"],
+        &["--terminate", "--child", "c"],
+        &["--terminate", "--ike", "nobody"],
+        &["--rekey", "--child", "c"],
+        &["--rekey", "--ike", "t"],
+        &["--rekey", "--ike", "nobody"],
+    ] {
+        // Only the last line is a matter of the protocol; what is logged before is our own.
+        let ending = |pair: &Pair| {
+            let mut output = pair.left.swanctl(arguments);
+            let last = output.stdout.lines().last().unwrap_or_default().to_owned();
+            output.stdout = last + "\n";
+            output
+        };
+        let scenario = if arguments[0] == "--initiate" {
+            pair
+        } else {
+            up
+        };
+
+        let [ours, reference] = both(scenario, ending);
+
+        assert_eq!(ours, reference, "swanctl {arguments:?}");
+    }
+}
+
+#[test]
+fn initiate_and_terminate_show_what_happens() {
+    let pair = pair(subject());
+
+    let initiate = pair
+        .left
+        .swanctl(&["--initiate", "--child", "c"])
+        .expect_ok();
+    let terminate = pair
+        .left
+        .swanctl(&["--terminate", "--ike", "t"])
+        .expect_ok();
+
+    for word in [
+        "[IKE]",
+        "IKE_SA t[1] established between 192.0.2.1[gw1.example.org]",
+        "CHILD_SA c{1} established",
+    ] {
+        assert!(initiate.contains(word), "no {word} in\n{initiate}");
+    }
+    for word in ["[IKE]", "deleting IKE_SA t[1]", "IKE_SA deleted"] {
+        assert!(terminate.contains(word), "no {word} in\n{terminate}");
+    }
+}
+
+#[test]
+fn stats_and_version_can_be_read() {
+    let pair = up(subject());
+
+    let stats = pair.left.swanctl(&["--stats"]).expect_ok();
+    let version = pair.left.swanctl(&["--version", "--daemon"]).expect_ok();
+
+    for word in [
+        "uptime: ",
+        "worker threads: ",
+        "job queues: ",
+        "IKE_SAs: 1 total, 0 half-open",
+    ] {
+        assert!(stats.contains(word), "no {word} in\n{stats}");
+    }
+    assert!(!stats.contains("(null)"), "{stats}");
+    assert!(version.contains("Linux"), "{version}");
+    assert!(!version.contains("(null)"), "{version}");
+}
+
+#[test]
+fn counters_have_the_names_and_values_of_charons() {
+    // charon tells peers that speak MOBIKE about its addresses when its routes change.
+    let up = |daemon| {
+        let pair = Scenario {
+            left: daemon,
+            connection: "mobike = no",
+            ..Scenario::new(Plane::User)
+        }
+        .start();
+        pair.left.initiate("c");
+        pair
+    };
+
+    let [ours, reference] = both(up, |pair| pair.left.swanctl(&["--counters"]));
+    assert!(reference.contains("ike-init-out-req"), "{reference}");
+    assert_eq!(ours, reference);
+
+    let [ours, reference] = both(up, |pair| pair.left.swanctl(&["--counters", "--name", "t"]));
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn log_follows_what_happens() {
+    let pair = pair(subject());
+    let mut log = Command::new("stdbuf")
+        .args(["-oL", "swanctl", "--log", "--uri"])
+        .arg(format!("unix://{}", pair.left.socket().display()))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("swanctl is installed");
+    std::thread::sleep(Duration::from_millis(500));
+
+    pair.left.initiate("c");
+
+    std::thread::sleep(Duration::from_millis(500));
+    let _ = log.kill();
+    let output = log.wait_with_output().expect("it has ended");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("[IKE] IKE_SA t[1] established"), "{text}");
+}
+
+#[test]
+fn status_is_answered_while_eight_initiates_wait_for_a_dead_peer() {
+    if subject() == Daemon::Charon {
+        // charon answers none of it, which is why this test exists.
+        return;
+    }
+    let mut pair = pair(subject());
+    pair.right.kill();
+    let waiting: Vec<_> = (0..8)
+        .map(|_| {
+            Command::new("swanctl")
+                .args(["--initiate", "--child", "c", "--uri"])
+                .arg(format!("unix://{}", pair.left.socket().display()))
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("swanctl is installed")
+        })
+        .collect();
+    std::thread::sleep(Duration::from_secs(1));
+
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let begun = Instant::now();
+        let listed = pair.left.swanctl(&["--list-sas"]);
+        times.push(begun.elapsed());
+        assert!(
+            listed.ok() && listed.stdout.contains("CONNECTING"),
+            "{listed}"
+        );
+    }
+
+    for mut child in waiting {
+        assert!(
+            matches!(child.try_wait(), Ok(None)),
+            "an initiate has given up already"
+        );
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    // The best of five, for the machine may be busy with other tests; the rest must not hang either.
+    let best = times.iter().min().copied().unwrap_or_default();
+    assert!(best < Duration::from_millis(100), "{times:?}");
+    assert!(
+        times.iter().all(|time| *time < Duration::from_secs(1)),
+        "{times:?}"
+    );
+}
+
+#[test]
+fn an_initiate_gives_up_when_its_time_is_up() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let mut pair = pair(subject());
+    pair.right.kill();
+
+    let begun = Instant::now();
+    let output = pair
+        .left
+        .swanctl(&["--initiate", "--child", "c", "--timeout", "2"]);
+
+    assert!(!output.ok(), "{output}");
+    assert!(
+        output
+            .stderr
+            .contains("CHILD_SA 'c' not established after 2000ms"),
+        "{output}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(4), "{output}");
+}
+
+#[test]
+fn python_module_sees_what_it_sees_of_charon() {
+    let [ours, reference] = both(pair, |pair| {
+        let python = std::env::var("SWANHERD_VICI_PYTHON").unwrap_or_else(|_| "python3".into());
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/client.py");
+        let socket = pair.left.socket();
+        let output = pair.left.tool(
+            &python,
+            &[script, &socket.to_string_lossy()],
+            Duration::from_secs(60),
+        );
+        assert!(output.ok(), "{output}\n{}", pair.logs());
+        output
+    });
+
+    assert!(reference.contains("CommandException"), "{reference}");
+    assert_eq!(ours, reference);
+}
+
+#[test]
+fn metrics_outlive_rekeys() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let pair = up(subject());
+    // The node listens on 127.0.0.1 of its own namespace.
+    let scrape = |path: &'static str| {
+        pair.left.namespace.enter(move || {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 9817));
+            let mut stream = TcpStream::connect(address).expect("metrics are served");
+            let request =
+                format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+            stream
+                .write_all(request.as_bytes())
+                .expect("a request is read");
+            let mut answer = String::new();
+            stream
+                .read_to_string(&mut answer)
+                .expect("an answer is text");
+            answer
+        })
+    };
+    let bytes = |text: &str| -> f64 {
+        text.lines()
+            .filter(|line| {
+                !line.starts_with('#') && line.contains("bytes") && line.contains("\"c\"")
+            })
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    };
+    let before = scrape("/metrics");
+    assert!(before.starts_with("HTTP/1.1 200"), "{before}");
+    assert!(before.contains("application/openmetrics-text"), "{before}");
+    assert!(before.trim_end().ends_with("# EOF"), "{before}");
+    assert!(bytes(&before) >= 20.0 * 84.0, "{before}");
+
+    let old = pair.left.children("INSTALLED")[0].text("spi-in").to_owned();
+    let _ = pair.left.swanctl(&["--rekey", "--child", "c"]).expect_ok();
+    pair.left.wait_until("another child, alone", 10, |n| {
+        let children = n
+            .sas()
+            .iter()
+            .map(|(_, ike)| ike.sections("child-sas").len())
+            .sum::<usize>();
+        children == 1
+            && n.children("INSTALLED")
+                .iter()
+                .any(|c| c.text("spi-in") != old)
+    });
+    pair.assert_traffic_passes();
+    std::thread::sleep(Duration::from_secs(2));
+
+    let after = scrape("/metrics");
+    assert!(
+        bytes(&after) >= 40.0 * 84.0,
+        "before:\n{before}\nafter:\n{after}"
+    );
+    assert!(scrape("/healthz").starts_with("HTTP/1.1 200"));
+    assert!(scrape("/nothing").starts_with("HTTP/1.1 404"));
+}
+
+#[test]
+fn own_commands_work_and_tell_by_their_status() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let pair = pair(subject());
+    let status = |args: &[&str]| pair.left.swanherd(args).status;
+    let uri = format!("unix://{}", pair.left.socket().display());
+
+    assert_eq!(status(&["status", "--uri", &uri]), 1, "nothing is up");
+    assert_eq!(status(&["up", "t/c", "--uri", &uri]), 0);
+    assert_eq!(status(&["status", "--uri", &uri]), 0, "all is up");
+    let json = pair.left.swanherd(&["status", "--json", "--uri", &uri]);
+    assert!(json.stdout.contains("\"dataplane\":\"tun\""), "{json}");
+    pair.assert_traffic_passes();
+    assert_eq!(status(&["down", "t/c", "--uri", &uri]), 0);
+    assert_eq!(status(&["up", "nobody", "--uri", &uri]), 1);
+    assert_eq!(status(&["up"]), 2, "wrong usage");
+    assert_eq!(status(&["status", "--uri", "unix:///nowhere"]), 1);
+}
+
+#[test]
+fn check_points_at_the_error() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let pair = pair(subject());
+    let path = pair.left.swanctl_dir().join("swanctl.conf");
+    let path = path.to_string_lossy();
+    assert_eq!(pair.left.swanherd(&["check", &path]).status, 0);
+
+    pair.left
+        .configure("connections {\n  t {\n    lokal_addrs = 192.0.2.1\n  }\n}\n");
+    let wrong = pair.left.swanherd(&["check", &path]);
+
+    assert_eq!(wrong.status, 1, "{wrong}");
+    let said = format!("{}{}", wrong.stdout, wrong.stderr);
+    for word in ["swanctl.conf", "3", "lokal_addrs", "local_addrs"] {
+        assert!(said.contains(word), "no {word} in\n{said}");
+    }
+}
+
+#[test]
+fn a_broken_file_changes_nothing_that_is_loaded() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let pair = up(subject());
+    let conns = || pair.left.vici().request("get-conns", &Message::default());
+    let before = conns().expect("get-conns is answered");
+
+    pair.left
+        .configure("connections {\n  t {\n    version = 2\n");
+    pair.left.reload();
+    std::thread::sleep(Duration::from_secs(1));
+
+    assert_eq!(conns().expect("get-conns is answered"), before);
+    assert_eq!(
+        pair.left.children("INSTALLED").len(),
+        1,
+        "{}",
+        pair.left.log()
+    );
+    pair.assert_traffic_passes();
+}
