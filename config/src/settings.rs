@@ -46,6 +46,10 @@ pub fn swanctl_conf(variable: Option<OsString>) -> PathBuf {
 /// What the daemon runs by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// `charon.port`: UDP port of IKE.
+    pub port: u16,
+    /// `charon.port_nat_t`: UDP port of IKE and ESP behind NAT.
+    pub port_nat_t: u16,
     /// Of the IKE endpoint.
     pub ike: IkeSettings,
     /// `charon.plugins.vici.socket`: a URI, `unix://PATH`.
@@ -64,8 +68,10 @@ pub struct Settings {
     pub routing_table_prio: u32,
     /// `swanherd.config`: the tunnel definitions, if not those of `SWANCTL_DIR`.
     pub config: Option<PathBuf>,
+    /// `swanherd.run_dir`: where what must survive a crash, but not a reboot, is kept.
+    pub run_dir: PathBuf,
     /// `swanherd.dataplane`.
-    pub dataplane: DataPlane,
+    pub dataplane: DataPlaneChoice,
     /// `swanherd.counters_interval`: how often the SAs' counters are read.
     pub counters_interval: Duration,
     /// `swanherd.log`.
@@ -83,8 +89,6 @@ pub struct Settings {
     reason = "each is described in the reference, by its name"
 )]
 pub struct IkeSettings {
-    pub port: u16,
-    pub port_nat_t: u16,
     pub retransmit_tries: u32,
     pub retransmit_timeout: Duration,
     /// `retransmit_base`, in thousandths.
@@ -125,7 +129,7 @@ pub struct FileLog {
 
 /// `swanherd.dataplane`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DataPlane {
+pub enum DataPlaneChoice {
     /// The kernel's if it can do ESP, else the userspace one.
     Auto,
     /// The kernel's XFRM.
@@ -160,15 +164,19 @@ pub struct MetricsSettings {
 /// `swanherd.tun`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunSettings {
-    /// `name` of the device; `%d` takes the first free number.
-    pub name: String,
+    /// `device`: its name; `%d` takes the first free number.
+    pub device: String,
     /// `mtu` of the device.
-    pub mtu: u16,
+    pub mtu: u32,
+    /// `workers`: transmit threads.
+    pub workers: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            port: 500,
+            port_nat_t: 4500,
             ike: IkeSettings::default(),
             vici_socket: "unix:///var/run/charon.vici".to_owned(),
             user: None,
@@ -178,7 +186,8 @@ impl Default for Settings {
             routing_table: 220,
             routing_table_prio: 220,
             config: None,
-            dataplane: DataPlane::Auto,
+            run_dir: PathBuf::from("/run/swanherd"),
+            dataplane: DataPlaneChoice::Auto,
             counters_interval: Duration::from_secs(1),
             log: LogSettings {
                 format: LogFormat::Text,
@@ -187,8 +196,9 @@ impl Default for Settings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9814))),
             },
             tun: TunSettings {
-                name: "ipsec%d".to_owned(),
+                device: "ipsec%d".to_owned(),
                 mtu: 1400,
+                workers: 1,
             },
         }
     }
@@ -197,8 +207,6 @@ impl Default for Settings {
 impl Default for IkeSettings {
     fn default() -> Self {
         Self {
-            port: 500,
-            port_nat_t: 4500,
             retransmit_tries: 5,
             retransmit_timeout: Duration::from_secs(4),
             retransmit_base_milli: 1800,

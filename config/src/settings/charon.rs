@@ -77,8 +77,8 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
     let time = || seconds(text).ok_or_else(|| invalid("a time"));
     let ike = &mut settings.ike;
     match key {
-        "port" => ike.port = port()?,
-        "port_nat_t" => ike.port_nat_t = port()?,
+        "port" => settings.port = port()?,
+        "port_nat_t" => settings.port_nat_t = port()?,
         "retransmit_tries" => ike.retransmit_tries = number()?,
         "retransmit_timeout" => {
             ike.retransmit_timeout = time().and_then(|time| {

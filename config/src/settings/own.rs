@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::reference::OWN;
-use super::{DataPlane, LogFormat, Settings};
+use super::{DataPlaneChoice, LogFormat, Settings};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::tree::{Entry, Item, Tree, Value};
 use crate::value;
@@ -63,11 +63,17 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
             }
             settings.config = Some(PathBuf::from(text));
         }
+        "run_dir" => {
+            if !text.starts_with('/') {
+                return Err(invalid("an absolute path"));
+            }
+            settings.run_dir = PathBuf::from(text);
+        }
         "dataplane" => {
             settings.dataplane = match text {
-                "auto" => DataPlane::Auto,
-                "xfrm" => DataPlane::Xfrm,
-                "tun" => DataPlane::Tun,
+                "auto" => DataPlaneChoice::Auto,
+                "xfrm" => DataPlaneChoice::Xfrm,
+                "tun" => DataPlaneChoice::Tun,
                 _ => return Err(invalid("auto, xfrm or tun")),
             };
         }
@@ -98,7 +104,7 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
                 Some(address)
             };
         }
-        "tun.name" => {
+        "tun.device" => {
             // IFNAMSIZ is 16 with the terminator.
             let fits = !text.is_empty()
                 && text.len() <= 15
@@ -108,12 +114,18 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
             if !fits {
                 return Err(invalid("the name of a network device"));
             }
-            text.clone_into(&mut settings.tun.name);
+            text.clone_into(&mut settings.tun.device);
         }
         "tun.mtu" => {
-            settings.tun.mtu = value::number16(text)
-                .filter(|mtu| *mtu >= 1280)
+            settings.tun.mtu = value::number32(text)
+                .filter(|mtu| (1280..=65_535).contains(mtu))
                 .ok_or_else(|| invalid("an MTU from 1280 to 65535"))?;
+        }
+        "tun.workers" => {
+            settings.tun.workers = value::number(text)
+                .and_then(|workers| usize::try_from(workers).ok())
+                .filter(|workers| (1..=256).contains(workers))
+                .ok_or_else(|| invalid("a number from 1 to 256"))?;
         }
         _ => return Err(unknown(key, entry)),
     }

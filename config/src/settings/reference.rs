@@ -152,6 +152,11 @@ pub(super) const OWN: &[Row] = &[
         "file with the tunnel definitions; without it `swanctl.conf` in `SWANCTL_DIR`",
     ),
     row(
+        "run_dir",
+        "/run/swanherd",
+        "directory for what must survive a crash of the daemon, but not a reboot",
+    ),
+    row(
         "dataplane",
         "auto",
         "`xfrm` (the kernel), `tun` (userspace ESP), or `auto`: the kernel if it can do ESP",
@@ -168,11 +173,16 @@ pub(super) const OWN: &[Row] = &[
         "loopback address and port of `/metrics` and `/healthz`, or `off`",
     ),
     row(
-        "tun.name",
+        "tun.device",
         "ipsec%d",
         "name of the TUN device; `%d` takes the first free number",
     ),
     row("tun.mtu", "1400", "MTU of the TUN device"),
+    row(
+        "tun.workers",
+        "1",
+        "threads that encrypt; more than one makes a device with several queues",
+    ),
 ];
 
 /// The tables of the settings as Markdown, generated from what the code honours.

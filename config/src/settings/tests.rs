@@ -64,7 +64,7 @@ fn values_reach_their_settings() {
     }";
     let (settings, warnings) = parse_settings(text).unwrap();
     assert!(warnings.is_empty(), "{warnings:?}");
-    assert_eq!((settings.ike.port, settings.ike.port_nat_t), (5000, 5001));
+    assert_eq!((settings.port, settings.port_nat_t), (5000, 5001));
     assert_eq!(settings.ike.retransmit_timeout, Duration::from_millis(500));
     assert_eq!(settings.ike.retransmit_base_milli, 1250);
     assert_eq!(settings.ike.cookie_threshold, 0);
@@ -73,7 +73,7 @@ fn values_reach_their_settings() {
     assert_eq!(settings.filelogs[0].groups["ike"], 3);
     assert_eq!(settings.filelogs[1].path, Path::new("stderr"));
     assert_eq!(settings.vici_socket, "unix:///run/x.vici");
-    assert_eq!(settings.dataplane, DataPlane::Tun);
+    assert_eq!(settings.dataplane, DataPlaneChoice::Tun);
     assert_eq!(settings.log.format, LogFormat::Json);
     assert_eq!(settings.metrics.listen, None);
 }
