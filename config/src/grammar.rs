@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::diagnostic::Diagnostic;
 use crate::files::{Files, MemoryFiles};
-use crate::tree::{Location, Source, Tree};
+use crate::tree::{Location, Source, Tree, Value};
 
 use lexer::{Lexer, Word};
 
@@ -78,15 +78,7 @@ struct RawKey {
     name: String,
     location: Location,
     /// `None` is `key =`: hides an inherited value.
-    value: Option<(Vec<u8>, Location)>,
-}
-
-impl Drop for RawKey {
-    fn drop(&mut self) {
-        if let Some((octets, _)) = &mut self.value {
-            zeroize::Zeroize::zeroize(octets);
-        }
-    }
+    value: Option<Value>,
 }
 
 #[derive(Default)]
@@ -288,7 +280,7 @@ impl<'a> Parser<'a> {
                         .help("write the value in double quotes to keep them"),
                     );
                 }
-                Some((octets, location))
+                Some(Value::at(octets, Some(location)))
             }
         };
         let section = &mut self.sections[current];

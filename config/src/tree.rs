@@ -14,14 +14,23 @@ use zeroize::Zeroizing;
 pub struct Source {
     name: String,
     text: Zeroizing<Vec<u8>>,
+    line_starts: Vec<usize>,
 }
 
 impl Source {
     /// A source with the name that diagnostics print.
     pub fn new(name: impl Into<String>, text: Vec<u8>) -> Arc<Self> {
+        let ends = text
+            .iter()
+            .enumerate()
+            .filter(|(_, octet)| **octet == b'\n');
+        let line_starts = std::iter::once(0)
+            .chain(ends.map(|(index, _)| index + 1))
+            .collect();
         Arc::new(Self {
             name: name.into(),
             text: Zeroizing::new(text),
+            line_starts,
         })
     }
 
@@ -35,10 +44,20 @@ impl Source {
         &self.text
     }
 
+    /// Line and column, both from 1, of an offset.
+    pub(crate) fn line_and_column(&self, offset: usize) -> (usize, usize) {
+        let line = self.line_starts.partition_point(|&start| start <= offset);
+        (line, offset - self.line_starts[line - 1] + 1)
+    }
+
     /// One line, counted from 1, without its terminator.
     pub(crate) fn line(&self, number: u32) -> Option<&[u8]> {
         let index = usize::try_from(number.checked_sub(1)?).ok()?;
-        let line = self.text.split(|&octet| octet == b'\n').nth(index)?;
+        let start = *self.line_starts.get(index)?;
+        let line = match self.line_starts.get(index + 1) {
+            Some(next) => &self.text[start..next - 1],
+            None => &self.text[start..],
+        };
         Some(line.strip_suffix(b"\r").unwrap_or(line))
     }
 }
@@ -71,7 +90,8 @@ impl fmt::Display for Location {
 /// The octets of a value, and where it stood. Equality is by content.
 #[derive(Clone)]
 pub struct Value {
-    octets: Zeroizing<Vec<u8>>,
+    /// Shared, because inheritance repeats values.
+    octets: Arc<Zeroizing<Vec<u8>>>,
     location: Option<Location>,
 }
 
@@ -79,14 +99,14 @@ impl Value {
     /// A value without a place.
     pub fn new(octets: impl Into<Vec<u8>>) -> Self {
         Self {
-            octets: Zeroizing::new(octets.into()),
+            octets: Arc::new(Zeroizing::new(octets.into())),
             location: None,
         }
     }
 
     pub(crate) fn at(octets: Vec<u8>, location: Option<Location>) -> Self {
         Self {
-            octets: Zeroizing::new(octets),
+            octets: Arc::new(Zeroizing::new(octets)),
             location,
         }
     }

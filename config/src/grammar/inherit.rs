@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 
 use super::{Index, ROOT, RawSection};
 use crate::diagnostic::Diagnostic;
-use crate::tree::{Entry, Item, Tree, Value};
+use crate::tree::{Entry, Item, Tree};
 
-/// Bounds the work: references multiply, and hostile files could make them do so exponentially.
-const MAX_STEPS: usize = 1_000_000;
+/// Bound the work, and the size of the result, in proportion to the input: references multiply,
+/// and hostile files could make them do so exponentially.
+const FREE_STEPS: usize = 200_000;
+const STEPS_PER_ITEM: usize = 16;
 /// Longest chain of references.
 const MAX_CHAIN: usize = 32;
 /// Deepest nesting of what references may produce by pointing at an enclosing section.
@@ -16,24 +18,32 @@ const MAX_NESTING: usize = 96;
 
 /// The tree in which every reference has been carried out.
 pub(super) fn resolve(sections: &[RawSection]) -> Result<Tree, Diagnostic> {
-    let mut resolver = Resolver { sections, steps: 0 };
+    let items: usize = sections
+        .iter()
+        .map(|section| 1 + section.keys.len() + section.references.len())
+        .sum();
+    let mut resolver = Resolver {
+        sections,
+        steps: FREE_STEPS.saturating_add(items.saturating_mul(STEPS_PER_ITEM)),
+    };
     resolver.expand(&[ROOT], 0)
 }
 
 struct Resolver<'a> {
     sections: &'a [RawSection],
+    /// That are left.
     steps: usize,
 }
 
 impl Resolver<'_> {
-    fn step(&mut self) -> Result<(), Diagnostic> {
-        self.steps += 1;
-        if self.steps > MAX_STEPS {
-            return Err(Diagnostic::error(
+    /// Pays for one step and for searching `searched` others.
+    fn step(&mut self, searched: usize) -> Result<(), Diagnostic> {
+        self.steps = self.steps.checked_sub(1 + searched / 64).ok_or_else(|| {
+            Diagnostic::error(
                 "too-large",
                 "the references between sections multiply beyond all bounds",
-            ));
-        }
+            )
+        })?;
         Ok(())
     }
 
@@ -58,7 +68,7 @@ impl Resolver<'_> {
     ) -> Result<Vec<Index>, Diagnostic> {
         let mut found = Vec::new();
         for &layer in layers {
-            self.step()?;
+            self.step(found.len())?;
             let Some(&child) = self.sections[layer].section_index.get(name) else {
                 continue;
             };
@@ -72,7 +82,7 @@ impl Resolver<'_> {
             }
             for reference in &self.sections[child].references {
                 for inherited in self.layers(reference, chain + 1)? {
-                    self.step()?;
+                    self.step(found.len())?;
                     if !found.contains(&inherited) {
                         found.push(inherited);
                     }
@@ -87,15 +97,15 @@ impl Resolver<'_> {
         let mut seen = BTreeSet::new();
         for &layer in layers {
             for key in &self.sections[layer].keys {
-                self.step()?;
+                self.step(0)?;
                 if !seen.insert(key.name.as_str()) {
                     continue;
                 }
-                if let Some((octets, location)) = &key.value {
+                if let Some(value) = &key.value {
                     tree.push(Entry {
                         name: key.name.clone(),
                         location: Some(key.location.clone()),
-                        item: Item::Value(Value::at(octets.clone(), Some(location.clone()))),
+                        item: Item::Value(value.clone()),
                     });
                 }
             }
@@ -103,7 +113,7 @@ impl Resolver<'_> {
         let mut seen = BTreeSet::new();
         for &layer in layers {
             for (name, location, _) in &self.sections[layer].sections {
-                self.step()?;
+                self.step(0)?;
                 if !seen.insert(name.as_str()) {
                     continue;
                 }

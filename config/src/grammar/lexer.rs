@@ -21,25 +21,13 @@ pub(super) struct Word {
 pub(super) struct Lexer {
     source: Arc<Source>,
     position: usize,
-    line_starts: Vec<usize>,
 }
 
 impl Lexer {
     pub(super) fn new(source: Arc<Source>) -> Self {
-        let line_starts = std::iter::once(0)
-            .chain(
-                source
-                    .text()
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, octet)| **octet == b'\n')
-                    .map(|(index, _)| index + 1),
-            )
-            .collect();
         Self {
             source,
             position: 0,
-            line_starts,
         }
     }
 
@@ -62,13 +50,12 @@ impl Lexer {
 
     /// The place of the octets from `start` to `end`.
     pub(super) fn location(&self, start: usize, end: usize) -> Location {
-        let line = self.line_starts.partition_point(|&at| at <= start);
-        let line_start = self.line_starts[line - 1];
+        let (line, column) = self.source.line_and_column(start);
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Location {
             source: Arc::clone(&self.source),
             line: number(line),
-            column: number(start - line_start + 1),
+            column: number(column),
             len: number(end - start),
         }
     }

@@ -83,6 +83,18 @@ fn references_that_multiply_are_refused() {
 }
 
 #[test]
+fn a_large_template_is_inherited_by_thousands_of_sections() {
+    let keys: String = (0..20).map(|n| format!("k{n} = {n}\n")).collect();
+    let mut text = format!("t {{ {keys} local {{ auth = psk }} }}\n");
+    for n in 0..5_000 {
+        text.push_str(&format!("c{n} : t {{ own = {n} }}\n"));
+    }
+    let parsed = parse_str("t", text.as_bytes()).unwrap();
+    assert_eq!(value(&parsed.tree, "c4999.k19"), Some("19"));
+    assert_eq!(value(&parsed.tree, "c4999.local.auth"), Some("psk"));
+}
+
+#[test]
 fn a_section_that_refers_to_its_parent_is_refused() {
     let error = parse_str("t", b"a { b : a { } }").unwrap_err();
     assert_eq!(error.code, "too-large");
