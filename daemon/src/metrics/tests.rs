@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use swanherd_config::decode::{Origin, decode_connection};
+use swanherd_config::names::Names;
+use swanherd_config::tree::Tree;
+use swanherd_ike::api::{Counter, Exchange, FailureReason};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::collect::collect;
+use super::exposition::Format;
+use super::{Options, Server, Tls};
+use crate::control::{Control, Request, Snapshot, Totals};
+
+#[test]
+fn every_configured_child_is_there_even_if_it_is_down() {
+    let text = collect(&snapshot(), Format::OpenMetrics);
+
+    for line in [
+        "swanherd_child_up{connection=\"gw\",child=\"net\"} 0",
+        "swanherd_child_bytes_total{connection=\"gw\",child=\"net\",direction=\"in\"} 18446744073709551615",
+        "swanherd_child_bytes_total{connection=\"gw\",child=\"net\",direction=\"out\"} 7",
+        "swanherd_child_packets_total{connection=\"gw\",child=\"net\",direction=\"out\"} 0",
+        "swanherd_child_bytes_total{connection=\"gone\",child=\"old\",direction=\"in\"} 3",
+        "swanherd_ike_up{connection=\"gw\"} 0",
+        "swanherd_ike_sas{state=\"established\"} 0",
+        "swanherd_ike_half_open_sas 2",
+        "swanherd_ike_messages_total{exchange=\"ike_auth\",direction=\"in\",kind=\"response\"} 5",
+        "swanherd_failures_total{reason=\"timeout\"} 4",
+        "swanherd_connection_failures_total{connection=\"gw\",reason=\"timeout\"} 3",
+        "swanherd_connection_failures_total{connection=\"gw\",reason=\"peer_auth_failed\"} 0",
+        "swanherd_connection_last_error_timestamp_seconds{connection=\"gw\"} 1700000000",
+        "process_start_time_seconds 1600000000",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    // A shunt has nothing that could be up.
+    assert!(!text.contains("child=\"block\""));
+    assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn every_sample_belongs_to_the_family_above_it() {
+    for format in [Format::OpenMetrics, Format::Text] {
+        let text = collect(&snapshot(), format);
+        let mut family = String::new();
+        let mut families = BTreeSet::new();
+        let mut samples = BTreeSet::new();
+        for line in text.lines() {
+            let mut words = line.split(' ');
+            match (words.next(), words.next()) {
+                (Some("#"), Some("HELP")) => {
+                    words.next().unwrap().clone_into(&mut family);
+                    assert!(families.insert(family.clone()), "{family} twice");
+                }
+                (Some("#"), _) => {}
+                (Some(sample), Some(value)) => {
+                    assert!(sample.starts_with(&family), "{line} in {family}");
+                    assert!(samples.insert(sample.to_owned()), "{sample} twice");
+                    value.parse::<u64>().unwrap();
+                }
+                _ => panic!("{line}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn endpoints_answer_what_was_asked() {
+    let fixture = Fixture::start().await;
+
+    let open = "Accept: application/openmetrics-text\r\n";
+    let metrics = fixture.get("GET", "/metrics", open).await;
+    assert!(metrics.starts_with("HTTP/1.1 200 "), "{metrics}");
+    assert!(metrics.contains("content-type: application/openmetrics-text; version=1.0.0;"));
+    assert!(metrics.ends_with("# EOF\n"));
+    let plain = fixture.get("GET", "/metrics", "").await;
+    assert!(plain.contains("content-type: text/plain; version=0.0.4;"));
+    assert!(
+        fixture
+            .get("GET", "/healthz", "")
+            .await
+            .ends_with("\r\n\r\nok\n")
+    );
+    assert!(
+        fixture
+            .get("GET", "/", "")
+            .await
+            .starts_with("HTTP/1.1 404 ")
+    );
+    assert!(
+        fixture
+            .get("POST", "/metrics", "")
+            .await
+            .starts_with("HTTP/1.1 405 ")
+    );
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn health_fails_when_the_engine_hangs_or_is_gone() {
+    let mut fixture = Fixture::start().await;
+    let mut old = snapshot();
+    old.at = Instant::now()
+        .checked_sub(Duration::from_secs(3600))
+        .unwrap_or(old.at);
+    let hanging = old.at.elapsed() > Duration::from_secs(3000);
+    fixture.control.snapshot.store(Arc::new(old));
+    let silent = fixture.get("GET", "/healthz", "").await;
+    fixture.requests.close();
+    let closed = fixture.get("GET", "/healthz", "").await;
+
+    // A machine that booted within the hour has no moment that long ago.
+    assert!(!hanging || silent.starts_with("HTTP/1.1 503 "), "{silent}");
+    assert!(closed.starts_with("HTTP/1.1 503 ") && closed.ends_with("shutting down\n"));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn without_tls_only_the_loopback_is_served() {
+    let wide = Options {
+        listen: "0.0.0.0:0".parse().unwrap(),
+        tls: None,
+    };
+    let error = Server::bind(&wide).await.err().unwrap();
+    assert!(error.to_string().contains("need TLS"), "{error}");
+
+    let missing = Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        tls: Some(Tls {
+            certs: "/nonexistent/c.pem".into(),
+            key: "/nonexistent/k.pem".into(),
+        }),
+    };
+    let error = Server::bind(&missing).await.err().unwrap();
+    assert!(
+        error.to_string().starts_with("/nonexistent/c.pem: "),
+        "{error}"
+    );
+}
+
+struct Fixture {
+    addr: SocketAddr,
+    control: Control,
+    requests: mpsc::Receiver<Request>,
+    stop: oneshot::Sender<()>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let (sender, requests) = mpsc::channel(1);
+        let control = Control {
+            snapshot: Arc::new(ArcSwap::from_pointee(snapshot())),
+            requests: sender,
+            events: broadcast::channel(1).0,
+        };
+        let options = Options {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            tls: None,
+        };
+        let server = Server::bind(&options).await.unwrap();
+        let addr = server.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let server = tokio::spawn(server.run(control.clone(), async {
+            let _ = stopped.await;
+        }));
+        Self {
+            addr,
+            control,
+            requests,
+            stop,
+            server,
+        }
+    }
+
+    async fn get(&self, method: &str, path: &str, headers: &str) -> String {
+        let mut stream = TcpStream::connect(self.addr).await.unwrap();
+        let request =
+            format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.server.await.unwrap();
+    }
+}
+
+fn snapshot() -> Snapshot {
+    let mut shunt = Tree::new();
+    shunt.push_value("mode", "drop");
+    let mut children = Tree::new();
+    children
+        .push_section("net", Tree::new())
+        .push_section("block", shunt);
+    let mut definition = Tree::new();
+    definition.push_section("children", children);
+    let connection = decode_connection("gw", &definition, Origin::Message, &Names::builtin())
+        .unwrap()
+        .value;
+    let of = |bytes_in, bytes_out| Totals {
+        bytes_in,
+        bytes_out,
+        ..Totals::default()
+    };
+    let timeout = Counter::Failure(FailureReason::Timeout);
+    let auth = Counter::Message {
+        exchange: Exchange::IkeAuth,
+        inbound: true,
+        response: true,
+    };
+    Snapshot {
+        at: Instant::now(),
+        started: (Instant::now(), 1_600_000_000),
+        connections: BTreeMap::from([("gw".to_owned(), Arc::new(connection))]),
+        ike_sas: BTreeMap::new(),
+        sa_counters: Arc::default(),
+        totals: Arc::new(BTreeMap::from([
+            (("gw".to_owned(), "net".to_owned()), of(u64::MAX, 7)),
+            (("gone".to_owned(), "old".to_owned()), of(3, 0)),
+        ])),
+        counters: Arc::new(BTreeMap::from([
+            (String::new(), BTreeMap::from([(timeout, 4), (auth, 5)])),
+            ("gw".to_owned(), BTreeMap::from([(timeout, 3)])),
+        ])),
+        last_errors: Arc::new(BTreeMap::from([(
+            "gw".to_owned(),
+            (1_700_000_000, "no answer".to_owned()),
+        )])),
+        credentials: Arc::default(),
+        half_open: 2,
+        data_plane: "xfrm",
+    }
+}

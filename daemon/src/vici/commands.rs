@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Every command, by name.
+
+use std::time::{Duration, Instant};
+
+use swanherd_config::listing::list_conn;
+use swanherd_vici::Message;
+use zeroize::Zeroizing;
+
+use super::args::{failure, id, outcome, success, text};
+use super::names::NAMES;
+use super::render::{Moment, ike_name, ike_sa_with_children};
+use super::session::{Emitter, Reply, unix_now};
+use super::{certs, control as sas, load, stats};
+use crate::control::{Control, Request};
+
+/// How long `list-sas` waits for fresh counters; older ones are good enough after that.
+const COUNTERS_WAIT: Duration = Duration::from_millis(50);
+
+/// Starts a command; `None` if there is none of that name. Dropping the reply cancels it.
+pub(super) fn start(
+    name: &str,
+    control: &Control,
+    args: Zeroizing<Message>,
+    emitter: Emitter,
+) -> Option<Reply> {
+    let control = control.clone();
+    Some(match name {
+        "version" => ready(stats::version()),
+        "stats" => ready(stats::stats(&control.snapshot())),
+        "get-algorithms" => ready(stats::algorithms()),
+        "get-counters" => ready(stats::counters(&control.snapshot(), &args)),
+        "reset-counters" => Box::pin(async move { stats::reset_counters(&control, &args).await }),
+        "reload-settings" => Box::pin(async move {
+            match control.ask(Request::ReloadSettings).await {
+                Ok(result) => outcome(result),
+                Err(error) => failure(error.to_string()),
+            }
+        }),
+
+        "initiate" => Box::pin(async move { sas::initiate(control, &args, emitter).await }),
+        "terminate" => Box::pin(async move { sas::terminate(control, &args, emitter).await }),
+        "rekey" => Box::pin(async move { sas::rekey(control, &args, emitter).await }),
+        "redirect" => ready(sas::redirect(&control, &args)),
+        "install" => ready(sas::install(&control, &args)),
+        "uninstall" => ready(sas::uninstall(&control, &args)),
+
+        "list-sas" => Box::pin(async move { list_sas(control, &args, emitter).await }),
+        "list-policies" => {
+            Box::pin(async move { sas::list_policies(control, &args, emitter).await })
+        }
+        "list-conns" => Box::pin(async move { list_conns(control, &args, emitter).await }),
+        "list-certs" => Box::pin(async move { certs::list(control, &args, emitter).await }),
+        "list-authorities" => ready(Message::new()),
+        "get-conns" => {
+            let snapshot = control.snapshot();
+            ready(Message::new().with_list("conns", snapshot.connections.keys()))
+        }
+        "get-authorities" => ready(Message::new().with_list("authorities", [""; 0])),
+        "get-pools" => ready(Message::new()),
+        "get-keys" => ready(Message::new().with_list("keys", &control.snapshot().credentials.keys)),
+        "get-shared" => {
+            ready(Message::new().with_list("keys", &control.snapshot().credentials.shared))
+        }
+
+        "load-conn" => Box::pin(async move { load::load_conn(&control, &args).await }),
+        "unload-conn" => Box::pin(async move { load::unload_conn(&control, &args).await }),
+        "load-shared" => Box::pin(async move { load::load_shared(&control, &args).await }),
+        "unload-shared" => Box::pin(async move { load::unload_shared(&control, &args).await }),
+        "load-key" => Box::pin(async move { load::load_key(&control, &args).await }),
+        "unload-key" => Box::pin(async move { load::unload_key(&control, &args).await }),
+        "load-cert" => Box::pin(async move { load::load_cert(&control, &args).await }),
+        "load-token" => ready(load::load_token(&args)),
+        "load-pool" => ready(load::load_pool(&args)),
+        "unload-pool" => ready(load::unload_pool(&args)),
+        "load-authority" => ready(load::load_authority(&args)),
+        "unload-authority" => ready(load::unload_authority(&args)),
+        "clear-creds" => {
+            Box::pin(async move { done(control.ask(Request::ClearCredentials).await) })
+        }
+        "flush-certs" => Box::pin(async move { done(control.ask(Request::FlushCerts).await) }),
+        _ => return None,
+    })
+}
+
+fn ready(answer: Message) -> Reply {
+    Box::pin(std::future::ready(answer))
+}
+
+fn done(result: Result<(), crate::control::ShuttingDown>) -> Message {
+    match result {
+        Ok(()) => success(),
+        Err(error) => failure(error.to_string()),
+    }
+}
+
+async fn list_sas(control: Control, args: &Message, emitter: Emitter) -> Message {
+    if !emitter.wants("list-sa") {
+        return Message::new();
+    }
+    // A plane that is slow, or an engine that is busy, only makes the counters older.
+    let _ = tokio::time::timeout(COUNTERS_WAIT, control.ask(Request::RefreshCounters)).await;
+    let snapshot = control.snapshot();
+    let moment = Moment {
+        instant: Instant::now(),
+        unix: unix_now(),
+        counters: &snapshot.sa_counters,
+    };
+    let (ike, child) = (text(args, "ike"), text(args, "child"));
+    let (ike_id, child_id) = (id(args, "ike-id"), id(args, "child-id"));
+    for sa in snapshot.ike_sas.values() {
+        let named = ike.is_none_or(|name| sa.connection.as_deref() == Some(name));
+        if !named || ike_id.is_some_and(|id| id != sa.id) {
+            continue;
+        }
+        let section = ike_sa_with_children(sa, moment, |one| {
+            child.is_none_or(|name| one.name == name) && child_id.is_none_or(|id| id == one.id)
+        });
+        emitter
+            .emit(
+                "list-sa",
+                Message::new().with_section(ike_name(sa), section),
+            )
+            .await;
+    }
+    Message::new()
+}
+
+async fn list_conns(control: Control, args: &Message, emitter: Emitter) -> Message {
+    let ike = text(args, "ike");
+    let snapshot = control.snapshot();
+    for connection in snapshot.connections.values() {
+        if ike.is_none_or(|name| name == connection.name) {
+            let listed = load::to_message(&list_conn(connection, &NAMES));
+            emitter.emit("list-conn", listed).await;
+        }
+    }
+    Message::new()
+}

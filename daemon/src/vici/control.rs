@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Commands that change SAs: `initiate`, `terminate`, `rekey`, `install`, `uninstall`, `redirect`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use swanherd_config::listing::mode_name;
+use swanherd_config::model::{Child, ChildMode};
+use swanherd_ike::api::{Command, LogLine};
+use swanherd_vici::Message;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::args::{failure, flag, integer, selector, success, text};
+use super::events::log_line;
+use super::names;
+use super::session::Emitter;
+use crate::control::{CommandReply, Control, Request, Snapshot};
+
+/// Log lines on their way to a client. More are lost rather than held up.
+const LOG_QUEUE: usize = 512;
+const SHUTTING_DOWN: &str = "the daemon is shutting down";
+
+/// How long a command is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// Not at all.
+    No,
+    /// Until it is done.
+    ForEver,
+    /// Until it is done, or so many milliseconds have passed.
+    Millis(u64),
+}
+
+impl Wait {
+    fn of(args: &Message) -> Self {
+        match integer(args, "timeout").unwrap_or(0) {
+            0 => Self::ForEver,
+            millis => u64::try_from(millis).map_or(Self::No, Self::Millis),
+        }
+    }
+}
+
+/// `initiate`.
+pub(super) async fn initiate(control: Control, args: &Message, emitter: Emitter) -> Message {
+    let (ike, child) = (text(args, "ike"), text(args, "child"));
+    let (kind, name) = match (ike, child) {
+        (_, Some(child)) => ("CHILD_SA", child),
+        (Some(ike), None) => ("IKE_SA", ike),
+        (None, None) => return failure("missing configuration name"),
+    };
+    let snapshot = control.snapshot();
+    let Some(connection) = find_connection(&snapshot, ike, child) else {
+        return failure(format!("{kind} config '{name}' not found"));
+    };
+    drop(snapshot);
+    let wait = Wait::of(args);
+    let respect_limits = flag(args, "init-limits");
+    let command = Command::Initiate {
+        connection: Some(connection),
+        child: child.map(str::to_owned),
+        respect_limits,
+    };
+    let reply = match execute(&control, command, wait, args, &emitter).await {
+        Ended::Done(reply) => reply,
+        Ended::NotWaited => return success(),
+        Ended::TimedOut(millis) => {
+            return failure(format!("{kind} '{name}' not established after {millis}ms"));
+        }
+        Ended::ShuttingDown => return failure(SHUTTING_DOWN),
+    };
+    match reply.result {
+        Ok(()) => success(),
+        // The one reason that has an answer of its own.
+        Err(reason) if respect_limits && reason.contains("limit") => {
+            let text =
+                format!("establishing {kind} '{name}' not possible at the moment due to limits");
+            failure(text).with("reason", reason)
+        }
+        Err(reason) => {
+            failure(format!("establishing {kind} '{name}' failed")).with("reason", reason)
+        }
+    }
+}
+
+/// `terminate`.
+pub(super) async fn terminate(control: Control, args: &Message, emitter: Emitter) -> Message {
+    let Some(selector) = selector(args) else {
+        return failure("missing terminate selector");
+    };
+    let matches = control.snapshot().matches(&selector).len();
+    let answer = |terminated: usize| {
+        let text = match (terminated, matches) {
+            (_, 0) => "no matching SAs to terminate found",
+            (terminated, matches) if terminated >= matches => "",
+            (_, 1) => "terminating SA failed",
+            _ => "not all matching SAs could be terminated",
+        };
+        let mut out = Message::new();
+        out.push("success", if text.is_empty() { "yes" } else { "no" });
+        out.push_display("matches", matches);
+        out.push_display("terminated", terminated);
+        if !text.is_empty() {
+            out.push("errmsg", text);
+        }
+        out
+    };
+    if matches == 0 {
+        return answer(0);
+    }
+    let command = |force| Command::Terminate {
+        selector: selector.clone(),
+        force,
+    };
+    let wait = Wait::of(args);
+    let force = flag(args, "force");
+    // Forced with a timeout means politely at first.
+    let first = force && !matches!(wait, Wait::Millis(_));
+    let mut ended = execute(&control, command(first), wait, args, &emitter).await;
+    if force && matches!(ended, Ended::TimedOut(_)) {
+        ended = execute(&control, command(true), Wait::ForEver, args, &emitter).await;
+    }
+    match ended {
+        Ended::Done(reply) => {
+            let ended = if reply.result.is_ok() {
+                reply.matches.max(reply.terminated)
+            } else {
+                reply.terminated
+            };
+            // Those that ended between our look and the command are as gone as the others.
+            let vanished = matches.saturating_sub(reply.matches as usize);
+            answer((ended as usize + vanished).min(matches))
+        }
+        Ended::NotWaited => answer(matches),
+        Ended::TimedOut(_) => {
+            let left = control.snapshot().matches(&selector).len();
+            answer(matches.saturating_sub(left))
+        }
+        Ended::ShuttingDown => failure(SHUTTING_DOWN),
+    }
+}
+
+/// `rekey`: only starts it.
+pub(super) async fn rekey(control: Control, args: &Message, emitter: Emitter) -> Message {
+    let Some(selector) = selector(args) else {
+        return failure("missing rekey selector");
+    };
+    let matches = control.snapshot().matches(&selector).len();
+    if matches > 0 {
+        let command = Command::Rekey {
+            selector,
+            reauth: flag(args, "reauth"),
+        };
+        if let Ended::ShuttingDown = execute(&control, command, Wait::No, args, &emitter).await {
+            return failure(SHUTTING_DOWN);
+        }
+    }
+    let mut out = Message::new();
+    out.push("success", if matches > 0 { "yes" } else { "no" });
+    out.push_display("matches", matches);
+    if matches == 0 {
+        out.push("errmsg", "no matching SAs to rekey found");
+    }
+    out
+}
+
+/// `install`, which is not supported: policies come and go with `start_action` of a loaded child.
+pub(super) fn install(control: &Control, args: &Message) -> Message {
+    let Some(name) = text(args, "child") else {
+        return failure("missing configuration name");
+    };
+    match find_connection(&control.snapshot(), text(args, "ike"), Some(name)) {
+        None => failure("configuration name not found"),
+        Some(_) => failure(format!("installing policy '{name}' failed")).with(
+            "reason",
+            "not supported; load the child with start_action = trap",
+        ),
+    }
+}
+
+/// `uninstall`: see [`install`].
+pub(super) fn uninstall(control: &Control, args: &Message) -> Message {
+    let Some(name) = text(args, "child") else {
+        return failure("missing configuration name");
+    };
+    let answer = failure(format!("policy '{name}' not found"));
+    match find_connection(&control.snapshot(), text(args, "ike"), Some(name)) {
+        None => answer,
+        Some(_) => answer.with(
+            "reason",
+            "not supported; load the child without start_action = trap",
+        ),
+    }
+}
+
+/// `redirect`, which is not supported: peers cannot be sent elsewhere (RFC 5685).
+pub(super) fn redirect(control: &Control, args: &Message) -> Message {
+    if text(args, "gateway").is_none() {
+        return failure("missing target gateway");
+    }
+    let by_peer = text(args, "peer-ip").is_some() || text(args, "peer-id").is_some();
+    match selector(args) {
+        None if !by_peer => failure("missing redirect selector"),
+        Some(selector) if control.snapshot().matches(&selector).is_empty() => Message::new()
+            .with("success", "no")
+            .with("matches", "0")
+            .with("errmsg", "no matching SAs to redirect found"),
+        _ => failure("redirection of peers is not supported"),
+    }
+}
+
+/// The connection that is meant: the first that has the child, or the one of that name if it has.
+fn find_connection(snapshot: &Snapshot, ike: Option<&str>, child: Option<&str>) -> Option<String> {
+    let has_child =
+        |children: &[Child]| child.is_none_or(|name| children.iter().any(|c| c.name == name));
+    snapshot
+        .connections
+        .values()
+        .find(|one| ike.is_none_or(|name| one.name == name) && has_child(&one.children))
+        .map(|one| one.name.clone())
+}
+
+enum Ended {
+    Done(CommandReply),
+    NotWaited,
+    TimedOut(u64),
+    ShuttingDown,
+}
+
+/// Runs a command and passes on its log lines. A command that is not waited for, or no longer,
+/// goes on; one whose client has left is cancelled, because this future is dropped then.
+async fn execute(
+    control: &Control,
+    command: Command,
+    wait: Wait,
+    args: &Message,
+    emitter: &Emitter,
+) -> Ended {
+    let (reply, mut answer) = oneshot::channel();
+    let logged = wait != Wait::No && emitter.wants("control-log");
+    let (log, mut lines) = match logged {
+        true => {
+            let (sender, receiver) = mpsc::channel(LOG_QUEUE);
+            (Some(sender), Some(receiver))
+        }
+        false => (None, None),
+    };
+    let request = Request::Command {
+        command,
+        log,
+        reply,
+    };
+    if control.requests.send(request).await.is_err() {
+        return Ended::ShuttingDown;
+    }
+    let level = integer(args, "loglevel").unwrap_or(1);
+    let limit = match wait {
+        Wait::No => {
+            keep_alive(answer);
+            return Ended::NotWaited;
+        }
+        Wait::ForEver => None,
+        Wait::Millis(millis) => Instant::now().checked_add(Duration::from_millis(millis)),
+    };
+    loop {
+        tokio::select! {
+            biased;
+            Some(line) = next_line(&mut lines) => send_line(emitter, &line, level).await,
+            answer = &mut answer => {
+                // The engine sends lines before the answer.
+                while let Some(Ok(line)) = lines.as_mut().map(mpsc::Receiver::try_recv) {
+                    send_line(emitter, &line, level).await;
+                }
+                return answer.map_or(Ended::ShuttingDown, Ended::Done);
+            }
+            () = sleep_until(limit) => {
+                keep_alive(answer);
+                let Wait::Millis(millis) = wait else { return Ended::NotWaited };
+                return Ended::TimedOut(millis);
+            }
+        }
+    }
+}
+
+async fn next_line(lines: &mut Option<mpsc::Receiver<LogLine>>) -> Option<LogLine> {
+    match lines {
+        Some(lines) => lines.recv().await,
+        None => None,
+    }
+}
+
+async fn send_line(emitter: &Emitter, line: &LogLine, level: i64) {
+    if i64::from(line.level) <= level {
+        emitter.emit("control-log", log_line(line, false)).await;
+    }
+}
+
+async fn sleep_until(limit: Option<Instant>) {
+    match limit {
+        Some(limit) => tokio::time::sleep_until(limit).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Holds the answer channel open, so that the command is not taken for abandoned.
+fn keep_alive(answer: oneshot::Receiver<CommandReply>) {
+    tokio::spawn(answer);
+}
+
+/// `list-policies`: traps and shunts that the loaded connections call for.
+pub(super) async fn list_policies(control: Control, args: &Message, emitter: Emitter) -> Message {
+    let wanted = |name| args.get(name).is_some();
+    let (trap, pass, drop_) = (wanted("trap"), wanted("pass"), wanted("drop"));
+    let snapshot = control.snapshot();
+    let (ike, child) = (text(args, "ike"), text(args, "child"));
+    for connection in snapshot.connections.values() {
+        if ike.is_some_and(|name| name != connection.name) {
+            continue;
+        }
+        for found in &connection.children {
+            let listed = match found.mode {
+                ChildMode::Pass => pass,
+                ChildMode::Drop => drop_,
+                ChildMode::Ipsec(_) | ChildMode::TransportProxy => trap,
+            };
+            if !found.start_action.trap || !listed || child.is_some_and(|name| name != found.name) {
+                continue;
+            }
+            let reqid = match found.mode {
+                ChildMode::Pass | ChildMode::Drop => None,
+                _ => reqid(&snapshot, &connection.name, found),
+            };
+            let name = format!("{}/{}", connection.name, found.name);
+            let section = policy(&connection.name, found, reqid);
+            let event = Message::new().with_section(names::printable(&name), section);
+            emitter.emit("list-policy", event).await;
+        }
+    }
+    Message::new()
+}
+
+fn policy(connection: &str, child: &Child, reqid: Option<u32>) -> Message {
+    let mut out = Message::new();
+    out.push("child", &child.name);
+    if let Some(reqid) = reqid {
+        out.push_display("reqid", reqid);
+    }
+    out.push("ike", connection);
+    out.push("mode", mode_name(child.mode));
+    out.push_list("local-ts", child.local_ts.iter().map(names::selector_spec));
+    out.push_list(
+        "remote-ts",
+        child.remote_ts.iter().map(names::selector_spec),
+    );
+    out
+}
+
+fn reqid(snapshot: &Arc<Snapshot>, connection: &str, child: &Child) -> Option<u32> {
+    if child.reqid != 0 {
+        return Some(child.reqid);
+    }
+    let of_connection = snapshot
+        .ike_sas
+        .values()
+        .filter(|sa| sa.connection.as_deref() == Some(connection));
+    let mut children = of_connection.flat_map(|sa| sa.children.values());
+    children.find(|sa| sa.name == child.name).map(|sa| sa.reqid)
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The VICI server: what `swanctl`, exporters and our own command line talk to.
+//!
+//! ```text
+//!   listener ──accept──▶ session task per client
+//!                          │  frames in ──▶ inbox ──▶ one command at a time ──▶ Control
+//!                          │  events (broadcast), if registered ──┐
+//!                          └─ frames out ◀── bounded buffer ◀─────┴── stream and response
+//! ```
+//!
+//! Commands of one client run strictly one after another, those of different clients
+//! independently. Listings read the published snapshot, so they are answered whatever IKE does.
+//! A client that does not read is dropped; one that leaves takes its waiting command with it.
+
+mod args;
+mod certs;
+mod commands;
+mod control;
+mod events;
+mod load;
+mod names;
+mod render;
+mod session;
+mod stats;
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{Domain, SockAddr, Socket, Type};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::control::Control;
+
+/// Connections that may wait for `accept`.
+const BACKLOG: i32 = 1024;
+/// Clients at a time; more wait in the backlog.
+const MAX_CLIENTS: usize = 512;
+
+/// How to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// `charon.plugins.vici.socket`: `unix://PATH` or `tcp://HOST:PORT`.
+    pub(crate) uri: String,
+    /// Permissions of a Unix socket.
+    pub(crate) mode: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            uri: swanherd_vici::client::DEFAULT_URI.to_owned(),
+            mode: 0o660,
+        }
+    }
+}
+
+/// A bound socket. Clients can connect from here on and are served by [`Server::run`].
+#[derive(Debug)]
+pub(crate) struct Server {
+    listener: Listener,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Unix {
+        listener: UnixListener,
+        path: PathBuf,
+    },
+    Tcp(TcpListener),
+}
+
+impl Server {
+    /// Binds the socket. A socket file that nobody listens on is replaced.
+    ///
+    /// # Errors
+    /// If the URI is not understood, another daemon answers there, or the system refuses.
+    pub(crate) async fn bind(options: &Options) -> io::Result<Self> {
+        let listener = if let Some(path) = options.uri.strip_prefix("unix://") {
+            bind_unix(Path::new(path), options.mode)?
+        } else if let Some(address) = options.uri.strip_prefix("tcp://") {
+            let listener = TcpListener::bind(address).await?;
+            if !listener.local_addr()?.ip().is_loopback() {
+                tracing::warn!(uri = %options.uri, "VICI has no access control, and this address can be reached from other hosts");
+            }
+            Listener::Tcp(listener)
+        } else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "'{}' is neither unix://PATH nor tcp://HOST:PORT",
+                    options.uri
+                ),
+            ));
+        };
+        Ok(Self { listener })
+    }
+
+    /// Serves clients until `stop` fires. Clients that are connected then are dropped.
+    pub(crate) async fn run(self, control: Control, stop: impl Future<Output = ()>) {
+        let mut stop = std::pin::pin!(stop);
+        let mut sessions = JoinSet::new();
+        let limit = Arc::new(Semaphore::new(MAX_CLIENTS));
+        loop {
+            while sessions.try_join_next().is_some() {}
+            let accepted = async {
+                let Ok(permit) = Arc::clone(&limit).acquire_owned().await else {
+                    // The semaphore is never closed.
+                    std::future::pending().await
+                };
+                (self.listener.accept().await, permit)
+            };
+            let (stream, permit) = tokio::select! {
+                () = &mut stop => break,
+                accepted = accepted => accepted,
+            };
+            match stream {
+                Ok(Stream::Unix(stream)) => {
+                    let session = session::serve(stream, control.clone());
+                    sessions.spawn(async move {
+                        session.await;
+                        drop(permit);
+                    });
+                }
+                Ok(Stream::Tcp(stream)) => {
+                    let session = session::serve(stream, control.clone());
+                    sessions.spawn(async move {
+                        session.await;
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    // Out of file descriptors, most likely: give others time to return some.
+                    tracing::warn!(%error, "cannot accept a VICI client");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+        if let Listener::Unix { path, .. } = &self.listener {
+            // Already gone is fine.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+enum Stream {
+    Unix(tokio::net::UnixStream),
+    Tcp(tokio::net::TcpStream),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Self::Unix { listener, .. } => Ok(Stream::Unix(listener.accept().await?.0)),
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(Stream::Tcp(stream))
+            }
+        }
+    }
+}
+
+/// Binds beside `path`, sets the permissions, and moves the socket into place, so that it never
+/// exists with wider permissions and a stale file never gets in the way.
+fn bind_unix(path: &Path, mode: u32) -> io::Result<Listener> {
+    if let Ok(metadata) = std::fs::symlink_metadata(path) {
+        if !metadata.file_type().is_socket() {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("{} exists and is not a socket", path.display()),
+            ));
+        }
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                format!("another daemon answers on {}", path.display()),
+            ));
+        }
+    }
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    // A leftover of a process with our id that was killed right here.
+    let _ = std::fs::remove_file(&temporary);
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&SockAddr::unix(&temporary)?)?;
+    let in_place = std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))
+        .and_then(|()| socket.listen(BACKLOG))
+        .and_then(|()| std::fs::rename(&temporary, path));
+    if let Err(error) = in_place {
+        // The error at hand is the one to report.
+        let _ = std::fs::remove_file(&temporary);
+        return Err(error);
+    }
+    Ok(Listener::Unix {
+        listener: UnixListener::from_std(socket.into())?,
+        path: path.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests;
