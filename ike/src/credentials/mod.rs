@@ -9,6 +9,8 @@ mod der;
 mod key;
 mod peer;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -175,31 +177,33 @@ impl Credentials {
             .collect::<Result<_, _>>()?;
         let with_key = |certificate: Arc<Certificate>| {
             let key = self.keys.get(&certificate.public_key().key_id())?.clone();
-            let chain = self.chain_of(&certificate);
-            Some(LocalCredential {
+            let mut chain = self.authorities_of(&certificate);
+            let asked = chain
+                .iter()
+                .any(|link| requested.contains(&link.public_key().spki_hash()));
+            chain.retain(|link| !link.is_self_issued());
+            let credential = LocalCredential {
                 certificate: Some(certificate),
                 key,
                 chain,
-            })
+            };
+            Some((asked, credential))
         };
         if !configured.is_empty() {
-            let mut usable: Vec<_> = configured.into_iter().filter_map(with_key).collect();
-            if let Some(best) = position_of_requested(&usable, requested) {
-                return Ok(usable.swap_remove(best));
-            }
-            return Err(CredentialError::Missing(
-                "no private key is loaded for the configured certificate".to_owned(),
-            ));
+            return first_asked(configured.into_iter().filter_map(with_key)).ok_or_else(|| {
+                CredentialError::Missing(
+                    "no private key is loaded for the configured certificate".to_owned(),
+                )
+            });
         }
-        let mut usable: Vec<_> = self
+        let fitting = self
             .certificates
             .iter()
             .filter(|certificate| certificate.has_identity(identity))
             .cloned()
-            .filter_map(with_key)
-            .collect();
-        if let Some(best) = position_of_requested(&usable, requested) {
-            return Ok(usable.swap_remove(best));
+            .filter_map(with_key);
+        if let Some(credential) = first_asked(fitting) {
+            return Ok(credential);
         }
         for source in &round.pubkeys {
             let public = certificate::public_key_of(source)?;
@@ -253,36 +257,37 @@ impl Credentials {
             .unwrap_or_else(|| Arc::new(certificate)))
     }
 
-    /// The authorities above a certificate as far as they are loaded, without a self-signed root.
-    fn chain_of(&self, leaf: &Arc<Certificate>) -> Vec<Arc<Certificate>> {
-        let mut chain: Vec<Arc<Certificate>> = Vec::new();
-        while chain.len() < MAX_CHAIN {
-            let last = chain.last().unwrap_or(leaf);
+    /// The authorities above a certificate as far as they are loaded, from its issuer upwards.
+    fn authorities_of(&self, leaf: &Arc<Certificate>) -> Vec<Arc<Certificate>> {
+        let mut path: Vec<Arc<Certificate>> = Vec::new();
+        while path.len() < MAX_CHAIN {
+            let last = path.last().unwrap_or(leaf);
+            if last.is_self_issued() {
+                break;
+            }
             let issuer = self.certificates.iter().find(|candidate| {
-                candidate.is_ca()
-                    && !candidate.is_self_issued()
-                    && candidate.issued(last)
-                    && !chain.contains(candidate)
+                candidate.is_ca() && candidate.issued(last) && !path.contains(candidate)
             });
             let Some(issuer) = issuer else { break };
-            chain.push(issuer.clone());
+            path.push(issuer.clone());
         }
-        chain
+        path
     }
 }
 
-/// Longest chain of intermediates, as many as the verifier accepts.
-const MAX_CHAIN: usize = 6;
+/// Longest path of authorities: as many intermediates as the verifier accepts, and a root.
+const MAX_CHAIN: usize = 7;
 
-/// Which of the usable credentials the peer asked for; else the first.
-fn position_of_requested(usable: &[LocalCredential], requested: &[[u8; 20]]) -> Option<usize> {
-    if usable.is_empty() {
-        return None;
+/// The first credential that the peer asked for; else the first.
+fn first_asked(
+    credentials: impl Iterator<Item = (bool, LocalCredential)>,
+) -> Option<LocalCredential> {
+    let mut first = None;
+    for (asked, credential) in credentials {
+        if asked {
+            return Some(credential);
+        }
+        first.get_or_insert(credential);
     }
-    let asked = usable.iter().position(|credential| {
-        let issued_by =
-            |certificate: &Certificate| requested.contains(&certificate.public_key().spki_hash());
-        credential.chain.iter().any(|link| issued_by(link))
-    });
-    Some(asked.unwrap_or(0))
+    first
 }

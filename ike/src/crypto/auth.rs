@@ -395,3 +395,7 @@ fn raw_from_der(signature: &[u8], width: usize) -> Result<Vec<u8>, SignatureErro
     }
     Ok(out)
 }
+
+#[cfg(test)]
+#[path = "auth_tests.rs"]
+mod tests;

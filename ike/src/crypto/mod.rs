@@ -14,6 +14,8 @@ mod modp;
 mod prf;
 mod rng;
 mod sk;
+#[cfg(test)]
+pub(crate) mod test_util;
 
 pub use error::CryptoError;
 pub use hash::CookieJar;
@@ -119,3 +121,44 @@ static FAKE_KEY_EXCHANGES: &[&dyn KeyExchange] = &[
     &kex::FakeKeyExchange(KeyExchangeId::Modp3072, 384),
     &kex::FakeKeyExchange(KeyExchangeId::Modp4096, 512),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ring_supports_is_what_it_says() {
+        let provider = Provider::ring();
+        let gcm = |bits| Transform::Encryption {
+            id: EncryptionId::AesGcm16,
+            key_bits: Some(bits),
+        };
+
+        assert!(provider.supports(gcm(128)) && provider.supports(gcm(256)));
+        assert!(!provider.supports(gcm(192)));
+        assert!(provider.supports(Transform::Encryption {
+            id: EncryptionId::AesCbc,
+            key_bits: Some(192)
+        }));
+        assert!(!provider.supports(Transform::Encryption {
+            id: EncryptionId::AesCbc,
+            key_bits: None
+        }));
+        assert!(provider.supports(Transform::Encryption {
+            id: EncryptionId::ChaCha20Poly1305,
+            key_bits: None
+        }));
+        assert!(!provider.supports(Transform::Encryption {
+            id: EncryptionId::Null,
+            key_bits: None
+        }));
+        assert!(provider.supports(Transform::KeyExchange(KeyExchangeId::Modp4096)));
+        assert!(!provider.supports(Transform::KeyExchange(KeyExchangeId::Modp1024)));
+        assert!(!provider.supports(Transform::KeyExchange(KeyExchangeId::None)));
+        assert!(!provider.supports(Transform::Prf(PrfId::HmacMd5)));
+        assert!(!provider.supports(Transform::Integrity(IntegrityId::HmacMd5_96)));
+        let listed = provider.transforms();
+        assert!(listed.contains(&gcm(256)));
+        assert!(listed.iter().all(|&transform| provider.supports(transform)));
+    }
+}

@@ -131,6 +131,7 @@ const PRIME_4096: &str = "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::crypto::test_util::hex;
 
     #[test]
     fn primes_have_the_shape_of_rfc_3526() {
@@ -175,5 +176,52 @@ mod tests {
         assert_eq!(power.len(), 384);
         assert_eq!(power.expose()[383], 128);
         assert!(power.expose()[..383].iter().all(|&octet| octet == 0));
+    }
+
+    #[test]
+    fn values_equal_those_of_another_implementation() {
+        // Of x = a5a5.. and y = 5a5a.., computed with Python: SHA-256 of 2^x and of 2^(xy).
+        fn digest(secret: &[u8]) -> String {
+            hex(ring::digest::digest(&ring::digest::SHA256, secret).as_ref())
+        }
+        fn exponent(filler: u8, octets: usize) -> Secret {
+            let mut exponent = vec![0; EXPONENT_OCTETS];
+            exponent[EXPONENT_OCTETS - octets..].fill(filler);
+            Secret::new(exponent)
+        }
+        macro_rules! check {
+            ($group:ident, $uint:ty, $octets:literal, $public:literal, $shared:literal) => {
+                let public = $group::power(&<$uint>::from_u8(2), &exponent(0xa5, $octets));
+                let peer = $group::power(&<$uint>::from_u8(2), &exponent(0x5a, $octets));
+                let private = Box::new(Private {
+                    group: $group,
+                    exponent: exponent(0xa5, $octets),
+                });
+                let shared = private.agree(peer.expose()).unwrap();
+                assert_eq!(digest(public.expose()), $public);
+                assert_eq!(digest(shared.expose()), $shared);
+            };
+        }
+        check!(
+            Modp2048,
+            U2048,
+            32,
+            "f764393624d4f7f9a297f5d1672c9fdc02198d4acdbf446066dac10a01cb75b6",
+            "e4a107347a9dd9c6728a30a562701c08969db7fe4b546c9c31d9d9611aab6d74"
+        );
+        check!(
+            Modp3072,
+            U3072,
+            36,
+            "f90d57aa286e1214f18f471ead3dea8b6eb0d6f7666b545a4810aa41b876f9bd",
+            "661848518a96a8b71d2e0f2d29a8b6056faa8a035d5f4c5f11a16cae04f091cb"
+        );
+        check!(
+            Modp4096,
+            U4096,
+            40,
+            "95d06011e4d9686a32b326a03e273b9dcb20e44867aaa1fb6b3f97b9b2997598",
+            "08c0e4a60e5675e61167d3baba960d5dd0626947b196a69efd6e79b1a7da1b35"
+        );
     }
 }

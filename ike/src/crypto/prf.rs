@@ -244,3 +244,250 @@ fn algorithm(id: PrfId) -> Option<hmac::Algorithm> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crypto::test_util::{hex, unhex};
+    use swanherd_ipsec::registry::{EncryptionId, IntegrityId, KeyExchangeId};
+
+    // Expected values were computed with another implementation of HMAC (Python's), from the
+    // formulas of RFC 7296.
+
+    fn nonces() -> (Vec<u8>, Vec<u8>) {
+        ((0x10..0x30).collect(), (0x40..0x60).collect())
+    }
+
+    fn shared() -> Secret {
+        Secret::new((0x80..0xa0).collect())
+    }
+
+    fn suite(
+        encryption: EncryptionId,
+        bits: u16,
+        integrity: Option<IntegrityId>,
+        prf: PrfId,
+    ) -> IkeSuite {
+        IkeSuite {
+            encryption,
+            key_bits: Some(bits),
+            integrity,
+            prf,
+            key_exchange: KeyExchangeId::Curve25519,
+        }
+    }
+
+    fn initial(suite: &IkeSuite) -> IkeKeys {
+        let (ni, nr) = nonces();
+        IkeKeys::initial(
+            suite,
+            &shared(),
+            &ni,
+            &nr,
+            0x0102_0304_0506_0708,
+            0x1112_1314_1516_1718,
+        )
+        .unwrap()
+    }
+
+    fn all(keys: &IkeKeys) -> Vec<u8> {
+        [
+            &keys.d, &keys.ai, &keys.ar, &keys.ei, &keys.er, &keys.pi, &keys.pr,
+        ]
+        .into_iter()
+        .flat_map(|key| key.expose().to_vec())
+        .collect()
+    }
+
+    fn digest(data: &[u8]) -> String {
+        hex(ring::digest::digest(&ring::digest::SHA256, data).as_ref())
+    }
+
+    const CBC: (EncryptionId, u16, Option<IntegrityId>, PrfId) = (
+        EncryptionId::AesCbc,
+        256,
+        Some(IntegrityId::HmacSha2_256_128),
+        PrfId::HmacSha2_256,
+    );
+
+    #[test]
+    fn hmac_sha256_equals_rfc_4231_case_2() {
+        let prf = Prf::new(PrfId::HmacSha2_256).unwrap();
+
+        let output = prf.compute(b"Jefe", &[b"what do ya want ", b"for nothing?"]);
+
+        assert_eq!(
+            hex(output.expose()),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+        );
+    }
+
+    #[test]
+    fn keys_of_the_first_ike_sa_are_those_of_rfc_7296() {
+        let keys = initial(&suite(CBC.0, CBC.1, CBC.2, CBC.3));
+
+        assert_eq!(
+            hex(keys.d.expose()),
+            "c722ec79f3a6f0fdf87e7d7286473ceedfc74bf31ac7839e19182a1423795f9e"
+        );
+        assert_eq!(
+            hex(keys.ei.expose()),
+            "010462b0dd90c5a9331cde56e9c2c7bab1558566bee0337afcf43c5d50b22276"
+        );
+        assert_eq!(
+            hex(keys.pr.expose()),
+            "e65667302cf21036f38897f1978b6ee3a95285135855d319981f0cdb08ef494c"
+        );
+        assert_eq!(
+            digest(&all(&keys)),
+            "1d7c561956aa2bd9191f3f7ae3e4f7269171538738bd6b58183372ee4a06c53e"
+        );
+    }
+
+    #[test]
+    fn an_aead_has_a_salt_and_no_integrity_keys() {
+        let keys = initial(&suite(
+            EncryptionId::AesGcm16,
+            256,
+            None,
+            PrfId::HmacSha2_384,
+        ));
+
+        assert!(keys.ai.is_empty() && keys.ar.is_empty());
+        assert_eq!(keys.d.len(), 48);
+        assert_eq!(
+            hex(keys.er.expose()),
+            "32ccab714343df2da1cadd48b005b9373da4cd78f91a4f179d0d09c08d7d5893f79722be"
+        );
+        assert_eq!(
+            digest(&all(&keys)),
+            "66290544d0b8b97f3323795d3f399c6a0335e9206c0dbdfbd7fccd82c0f6c680"
+        );
+    }
+
+    #[test]
+    fn sha1_suites_derive() {
+        let keys = initial(&suite(
+            EncryptionId::AesCbc,
+            128,
+            Some(IntegrityId::HmacSha1_96),
+            PrfId::HmacSha1,
+        ));
+
+        assert_eq!(
+            digest(&all(&keys)),
+            "bd32bd62510e86b283128ef869a154e6818329e65a7de35af9dd313de0b523ff"
+        );
+    }
+
+    #[test]
+    fn keys_of_a_rekeyed_ike_sa_follow_from_the_old_sk_d() {
+        let suite = suite(CBC.0, CBC.1, CBC.2, CBC.3);
+        let old = initial(&suite);
+        let (ni, nr) = nonces();
+
+        let keys = IkeKeys::rekeyed(
+            &suite,
+            PrfId::HmacSha2_256,
+            &old.d,
+            &shared(),
+            &ni,
+            &nr,
+            0x0102_0304_0506_0708,
+            0x1112_1314_1516_1718,
+        )
+        .unwrap();
+
+        assert_eq!(
+            digest(&all(&keys)),
+            "af700a33aa2f982dab443accbede4964b7bde24fb6caa438c43282b4cc78fd90"
+        );
+    }
+
+    #[test]
+    fn child_keys_go_to_the_right_directions() {
+        let d = initial(&suite(CBC.0, CBC.1, CBC.2, CBC.3)).d;
+        let (ni, nr) = nonces();
+        let child = ChildSuite {
+            encryption: EncryptionId::AesCbc,
+            key_bits: Some(128),
+            integrity: Some(IntegrityId::HmacSha1_96),
+            key_exchange: None,
+            esn: false,
+        };
+        let expected = unhex(
+            "805d03c6852b82de66e86f2407798f6c03e6364920e12105b1e0bd6f25bd8c0a76d7646a\
+             381dab8cf3ec2a1ec97174f639109469d17a39b6c8f99eb39aaabf7f12a8648ec9f39988",
+        );
+
+        let keys = ChildKeys::derive(PrfId::HmacSha2_256, &d, &child, None, &ni, &nr).unwrap();
+
+        assert_eq!(keys.initiator.encryption_key.expose(), &expected[..16]);
+        assert_eq!(
+            keys.initiator.integrity,
+            Some((IntegrityId::HmacSha1_96, Secret::copy_of(&expected[16..36])))
+        );
+        assert_eq!(keys.responder.encryption_key.expose(), &expected[36..52]);
+        assert_eq!(
+            keys.responder.integrity,
+            Some((IntegrityId::HmacSha1_96, Secret::copy_of(&expected[52..])))
+        );
+    }
+
+    #[test]
+    fn a_key_exchange_of_its_own_enters_the_child_keys() {
+        let d = initial(&suite(CBC.0, CBC.1, CBC.2, CBC.3)).d;
+        let (ni, nr) = nonces();
+        let child = ChildSuite {
+            encryption: EncryptionId::AesGcm16,
+            key_bits: Some(256),
+            integrity: None,
+            key_exchange: Some(KeyExchangeId::Curve25519),
+            esn: true,
+        };
+        let expected = unhex(
+            "15cc50d91d39839a17098f7d4d7dd7bf0a07e0962ad469248ceecd33bad73cbd0a35bfb2\
+             5052052e9cee17cc1f486f7022b168b0d2f0a78b9d4b2f0a802b21787d76ea8e8d99c1a6",
+        );
+
+        let keys =
+            ChildKeys::derive(PrfId::HmacSha2_256, &d, &child, Some(&shared()), &ni, &nr).unwrap();
+
+        assert_eq!(keys.initiator.encryption_key.expose(), &expected[..36]);
+        assert_eq!(keys.responder.encryption_key.expose(), &expected[36..]);
+        assert_eq!(keys.initiator.integrity, None);
+    }
+
+    #[test]
+    fn expansion_stops_where_the_counter_ends() {
+        let prf = Prf::new(PrfId::HmacSha1).unwrap();
+
+        assert_eq!(prf.expand(b"k", &[b"s"], 255 * 20).unwrap().len(), 5100);
+        assert_eq!(
+            prf.expand(b"k", &[b"s"], 255 * 20 + 1),
+            Err(CryptoError::KeyMaterialLength)
+        );
+    }
+
+    #[test]
+    fn unsupported_algorithms_are_named() {
+        assert_eq!(
+            Prf::new(PrfId::Aes128Xcbc),
+            Err(CryptoError::UnsupportedPrf(PrfId::Aes128Xcbc))
+        );
+        let (ni, nr) = nonces();
+        let odd = suite(EncryptionId::AesCbc, 100, CBC.2, CBC.3);
+        assert_eq!(
+            IkeKeys::initial(&odd, &shared(), &ni, &nr, 1, 2),
+            Err(CryptoError::UnsupportedEncryption(
+                EncryptionId::AesCbc,
+                Some(100)
+            ))
+        );
+        let without_mac = suite(EncryptionId::AesCbc, 128, None, CBC.3);
+        assert_eq!(
+            IkeKeys::initial(&without_mac, &shared(), &ni, &nr, 1, 2),
+            Err(CryptoError::UnsupportedIntegrity(None))
+        );
+    }
+}

@@ -311,3 +311,222 @@ fn cbc_decrypt(key: &[u8], iv: &[u8; BLOCK], data: &mut [u8]) -> Result<(), Cryp
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crypto::Rng;
+    use crate::crypto::test_util::{hex, unhex};
+    use proptest::prelude::*;
+    use swanherd_ipsec::registry::{KeyExchangeId, PrfId};
+
+    const SUITES: &[(EncryptionId, Option<u16>, Option<IntegrityId>)] = &[
+        (EncryptionId::AesGcm16, Some(128), None),
+        (EncryptionId::AesGcm16, Some(256), None),
+        (EncryptionId::ChaCha20Poly1305, None, None),
+        (
+            EncryptionId::AesCbc,
+            Some(128),
+            Some(IntegrityId::HmacSha1_96),
+        ),
+        (
+            EncryptionId::AesCbc,
+            Some(192),
+            Some(IntegrityId::HmacSha2_256_128),
+        ),
+        (
+            EncryptionId::AesCbc,
+            Some(256),
+            Some(IntegrityId::HmacSha2_384_192),
+        ),
+        (
+            EncryptionId::AesCbc,
+            Some(256),
+            Some(IntegrityId::HmacSha2_512_256),
+        ),
+    ];
+
+    fn suite(
+        (encryption, key_bits, integrity): (EncryptionId, Option<u16>, Option<IntegrityId>),
+    ) -> IkeSuite {
+        IkeSuite {
+            encryption,
+            key_bits,
+            integrity,
+            prf: PrfId::HmacSha2_256,
+            key_exchange: KeyExchangeId::Curve25519,
+        }
+    }
+
+    fn pair(suite: &IkeSuite) -> (Sealer, Opener) {
+        let len = lengths::encryption_keymat_len(suite.encryption, suite.key_bits).unwrap();
+        let encryption = Secret::new(vec![0x42; len]);
+        let len = lengths::suite_integrity_len(suite.encryption, suite.integrity).unwrap();
+        let integrity = Secret::new(vec![0x23; len]);
+        (
+            Sealer::new(suite, &encryption, &integrity).unwrap(),
+            Opener::new(suite, &encryption, &integrity).unwrap(),
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sealed_opens(
+            suite_index in 0..SUITES.len(),
+            aad in proptest::collection::vec(any::<u8>(), 0..64),
+            plaintext in proptest::collection::vec(any::<u8>(), 0..200),
+            seed: [u8; 32],
+        ) {
+            let (mut sealer, opener) = pair(&suite(SUITES[suite_index]));
+            let mut rng = Rng::new(seed);
+
+            let sealed = sealer.seal(&aad, plaintext.clone(), &mut rng).unwrap();
+
+            prop_assert_eq!(sealed.len(), sealer.sealed_len(plaintext.len()));
+            prop_assert!(sealer.max_plaintext_len(sealed.len()) >= plaintext.len());
+            prop_assert_eq!(opener.open(&aad, &sealed), Ok(plaintext));
+        }
+
+        #[test]
+        fn what_was_tampered_with_does_not_open(
+            suite_index in 0..SUITES.len(),
+            plaintext in proptest::collection::vec(any::<u8>(), 0..50),
+            at: proptest::sample::Index,
+            flip in 1..=u8::MAX,
+        ) {
+            let (mut sealer, opener) = pair(&suite(SUITES[suite_index]));
+            let aad = [7; 32];
+            let sealed = sealer.seal(&aad, plaintext, &mut Rng::new([1; 32])).unwrap();
+            let mut message = [&aad[..], &sealed].concat();
+            let at = at.index(message.len());
+            message[at] ^= flip;
+            let (aad, body) = message.split_at(aad.len());
+
+            prop_assert_eq!(opener.open(aad, body), Err(CryptoError::Integrity));
+        }
+
+        #[test]
+        fn garbage_never_panics(
+            suite_index in 0..SUITES.len(),
+            body in proptest::collection::vec(any::<u8>(), 0..100),
+        ) {
+            let (_, opener) = pair(&suite(SUITES[suite_index]));
+
+            prop_assert!(opener.open(&[], &body).is_err());
+        }
+
+        #[test]
+        fn the_largest_plaintext_for_a_size_fits(
+            suite_index in 0..SUITES.len(),
+            size in 100..1500usize,
+        ) {
+            let (sealer, _) = pair(&suite(SUITES[suite_index]));
+
+            let most = sealer.max_plaintext_len(size);
+
+            prop_assert!(sealer.sealed_len(most) <= size);
+            prop_assert!(sealer.sealed_len(most + 1) > size);
+        }
+    }
+
+    #[test]
+    fn an_aead_never_repeats_a_vector() {
+        let (mut sealer, _) = pair(&suite(SUITES[0]));
+        let mut rng = Rng::new([1; 32]);
+
+        let first = sealer.seal(b"", vec![1], &mut rng).unwrap();
+        let second = sealer.seal(b"", vec![1], &mut rng).unwrap();
+        sealer.next_iv = Some(u64::MAX);
+        let last = sealer.seal(b"", vec![1], &mut rng);
+
+        assert_ne!(first[..8], second[..8]);
+        assert!(last.is_ok());
+        assert_eq!(
+            sealer.seal(b"", vec![1], &mut rng),
+            Err(CryptoError::Exhausted)
+        );
+    }
+
+    #[test]
+    fn chacha20_poly1305_equals_rfc_7634_appendix_b() {
+        let key: Vec<u8> = (0x80..0xa0).chain(0xa0..0xa4).collect();
+        let suite = suite(SUITES[2]);
+        let opener = Opener::new(&suite, &Secret::new(key), &Secret::default()).unwrap();
+        let aad = unhex("c0c1c2c3c4c5c6c7d0d1d2d3d4d5d6d72e202500000000090000004529000029");
+        let body = unhex(
+            "1011121314151617 61039470 1f8d017f 7c129248 89
+             6b71bfe2 5236efd7 cdc67066 906315b2",
+        );
+
+        let plaintext = opener.open(&aad, &body).unwrap();
+
+        assert_eq!(hex(&plaintext), "0000000c000040010000000a");
+    }
+
+    #[test]
+    fn aes_cbc_equals_sp_800_38a() {
+        // F.2.1, F.2.3 and F.2.5, the first two blocks.
+        let iv: [u8; 16] = core::array::from_fn(|i| u8::try_from(i).unwrap());
+        let plaintext = unhex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51");
+        let cases = [
+            (
+                "2b7e151628aed2a6abf7158809cf4f3c",
+                "7649abac8119b246cee98e9b12e9197d5086cb9b507219ee95db113a917678b2",
+            ),
+            (
+                "8e73b0f7da0e6452c810f32b809079e562f8ead2522c6b7b",
+                "4f021db243bc633d7178183a9fa071e8b4d9ada9ad7dedf4e5e738763f69145a",
+            ),
+            (
+                "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4",
+                "f58c4c04d6e5f1ba779eabfb5f7bfbd69cfc4e967edb808d679f777bc6702c7d",
+            ),
+        ];
+        for (key, ciphertext) in cases {
+            let mut data = plaintext.clone();
+            cbc_encrypt(&unhex(key), &iv, &mut data).unwrap();
+            assert_eq!(hex(&data), ciphertext);
+            cbc_decrypt(&unhex(key), &iv, &mut data).unwrap();
+            assert_eq!(data, plaintext);
+        }
+    }
+
+    #[test]
+    fn the_mac_covers_header_vector_and_ciphertext_only() {
+        let suite = suite(SUITES[3]);
+        let (mut sealer, _) = pair(&suite);
+
+        let sealed = sealer
+            .seal(b"header", b"inner".to_vec(), &mut Rng::new([1; 32]))
+            .unwrap();
+
+        let (authentic, icv) = sealed.split_at(sealed.len() - 12);
+        let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, &[0x23; 20]);
+        let tag = hmac::sign(&key, &[b"header", authentic].concat());
+        assert_eq!(icv, &tag.as_ref()[..12]);
+    }
+
+    #[test]
+    fn padding_longer_than_the_payload_is_refused() {
+        let suite = suite(SUITES[0]);
+        let (_, opener) = pair(&suite);
+        let key = aead::UnboundKey::new(&aead::AES_128_GCM, &[0x42; 16]).unwrap();
+        let mut body = vec![0, 0, 5];
+        aead::LessSafeKey::new(key)
+            .seal_in_place_append_tag(nonce([0x42; 4], [0; 8]), aead::Aad::empty(), &mut body)
+            .unwrap();
+
+        let opened = opener.open(&[], &[&[0; 8][..], &body].concat());
+
+        assert_eq!(opened, Err(CryptoError::MalformedPayload));
+    }
+
+    #[test]
+    fn keys_that_do_not_fit_are_refused() {
+        let suite = suite(SUITES[0]);
+
+        let sealer = Sealer::new(&suite, &Secret::new(vec![0; 16]), &Secret::default());
+
+        assert_eq!(sealer.err(), Some(CryptoError::KeyLength));
+    }
+}
