@@ -88,13 +88,13 @@ impl Node {
         }
         let path = dir.display();
         let own = match (daemon, plane) {
-            (Daemon::Swanherd, Plane::User) => {
-                "swanherd {\n  dataplane = tun\n  metrics {\n    listen = 127.0.0.1:9817\n  }\n}\n"
-            }
-            (Daemon::Swanherd, Plane::Kernel) => "swanherd {\n  dataplane = xfrm\n}\n",
-            (Daemon::Swanherd, Plane::Auto) => "swanherd {\n  dataplane = auto\n}\n",
-            (Daemon::Charon, _) => "",
-        };
+            (Daemon::Charon, _) => None,
+            (Daemon::Swanherd, Plane::User) => Some("tun"),
+            (Daemon::Swanherd, Plane::Kernel) => Some("xfrm"),
+            (Daemon::Swanherd, Plane::Auto) => Some("auto"),
+        }
+        .map(|plane| format!("swanherd {{\n  dataplane = {plane}\n  run_dir = {path}/run\n}}\n"))
+        .unwrap_or_default();
         let libipsec = if plane != Plane::Kernel {
             "kernel-libipsec"
         } else {

@@ -5,6 +5,8 @@
 //!  10.1.0.1 (lo)  left  192.0.2.1 ---- u0 ---- 192.0.2.2  right  10.2.0.1 (lo)
 //! ```
 
+use std::path::PathBuf;
+
 use crate::lab::Lab;
 use crate::node::{Daemon, Node, Plane};
 use crate::ping::Pings;
@@ -51,6 +53,8 @@ pub struct Scenario {
     pub connection: &'static str,
     /// More settings of the child, on both sides.
     pub child: &'static str,
+    /// Another build of swanherd than the one beside the running program.
+    pub binary: Option<PathBuf>,
 }
 
 /// Two gateways, joined, started, configured.
@@ -121,6 +125,7 @@ impl Scenario {
             settings: "",
             connection: "",
             child: "",
+            binary: None,
         }
     }
 
@@ -150,8 +155,12 @@ impl Scenario {
         );
         left.ip("addr add 10.1.0.1/32 dev lo");
         right.ip("addr add 10.2.0.1/32 dev lo");
-        let left = Node::new(&lab, &left, self.left, self.plane, self.settings);
-        let right = Node::new(&lab, &right, self.right, self.plane, self.settings);
+        let mut left = Node::new(&lab, &left, self.left, self.plane, self.settings);
+        let mut right = Node::new(&lab, &right, self.right, self.plane, self.settings);
+        if let Some(binary) = &self.binary {
+            left.set_binary(binary);
+            right.set_binary(binary);
+        }
         let pki = match self.auth {
             Auth::Psk => None,
             Auth::Ecdsa => Some(("ecdsa", "256")),

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench_tun;
 mod demo;
 mod groups;
 mod lab;
@@ -22,11 +23,22 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+enum Bench {
+    /// The TUN plane against charon's kernel-libipsec, run by run in turn (root)
+    Tun(bench_tun::Args),
+}
+
+#[derive(Debug, Subcommand)]
 enum Task {
+    /// Measurements against charon
+    #[command(subcommand)]
+    Bench(Bench),
     /// A gateway with many tunnels, traffic through each, and a live table (root)
     Demo(demo::Args),
     /// All tests, in groups, and a table of what ran (root for the groups that need it)
     Test(groups::Args),
+    /// The fuzz targets, all of them
+    Fuzz(groups::FuzzArgs),
     /// Runs a command under a kernel that has ESP (root)
     Lab(lab::Args),
     /// Builds the daemon for MIPS routers and tries it under emulation (root)
@@ -36,8 +48,10 @@ enum Task {
 fn main() -> ExitCode {
     shell::catch_signals();
     let outcome = match Cli::parse().task {
+        Task::Bench(Bench::Tun(args)) => bench_tun::bench(&args),
         Task::Demo(args) => demo::demo(&args),
         Task::Test(args) => groups::test(&args),
+        Task::Fuzz(args) => groups::fuzz(&args),
         Task::Lab(args) => lab::lab(&args),
         Task::Mips(args) => mips::mips(&args),
     };
