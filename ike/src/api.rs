@@ -576,35 +576,3 @@ pub struct Selector {
 pub type ConnectionRef = std::sync::Arc<Connection>;
 
 pub use crate::compute::{Computed, Job};
-
-// The endpoint itself, `crate::endpoint::Endpoint`, has these calls:
-//
-//   Endpoint::new(settings: Settings, crypto: crypto::Provider, seed: [u8; 32]) -> Self
-//
-//   // getters
-//   fn poll_timeout(&self) -> Option<Instant>
-//   fn ike_sa(&self, id: IkeSaId) -> Option<IkeSaInfo>
-//   fn ike_sas(&self) -> impl Iterator<Item = IkeSaInfo>
-//   fn half_open(&self) -> usize
-//   fn matches(&self, &Selector) -> Vec<Match>          // Match { ike: IkeSaId, child: Option<ChildSaId> }
-//   fn reads no clock: everything below takes `now: Now`
-//
-//   // something happened
-//   fn handle_datagram(&mut self, now, Datagram)
-//   fn handle_timeout(&mut self, now)
-//   fn handle_plane(&mut self, now, Token, PlaneAnswer)
-//   fn handle_plane_event(&mut self, now, PlaneEvent)
-//   fn handle_computed(&mut self, now, Token, Computed)
-//   fn handle_resolved(&mut self, now, Token, Vec<IpAddr>)
-//   fn handle_source(&mut self, now, Token, Option<IpAddr>)
-//
-//   // commands
-//   fn load_connection(&mut self, now, ConnectionRef)   // replaces one of the same name; start actions run
-//   fn unload_connection(&mut self, now, &str) -> bool   // undoes start actions
-//   fn set_credentials(&mut self, Arc<credentials::Credentials>)
-//   fn command(&mut self, now, CommandId, Command)       // ends in Event::CommandDone
-//   fn cancel(&mut self, CommandId)                      // the client went away
-//   fn shutdown(&mut self, now)                          // delete everything, politely
-//
-//   // what to do
-//   fn poll_action(&mut self) -> Option<Action>

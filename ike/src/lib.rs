@@ -3,7 +3,7 @@
 //!
 //! This crate is deterministic: it contains no networking code, reads no clock and draws no
 //! randomness that was not injected. Its whole interface is values in and values out: see
-//! [`api`] for what goes in and comes out of an endpoint.
+//! [`api`] for what goes in and comes out of an [`endpoint::Endpoint`].
 
 #![forbid(unsafe_code)]
 
@@ -11,4 +11,6 @@ pub mod api;
 pub mod compute;
 pub mod credentials;
 pub mod crypto;
+pub mod endpoint;
+mod sa;
 pub mod wire;

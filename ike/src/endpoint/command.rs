@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What operators ask for, and who waits for what. Error texts are those of VICI.
+
+use std::time::Duration;
+
+use super::{Endpoint, has_child, is_making_child};
+use crate::api::{
+    ChildSaId, Command, CommandId, ConnectionRef, Event, FailureReason, IkeSaId, IkeState,
+    LogGroup, Now, Selector,
+};
+use crate::sa::{IkeSa, Task};
+
+/// A command that has not ended.
+#[derive(Clone, Debug)]
+pub(super) enum Waiter {
+    /// For an IKE SA, or a child of it.
+    Up {
+        ike: IkeSaId,
+        connection: String,
+        child: Option<String>,
+    },
+    /// For an IKE SA, or a child of it, to be gone.
+    Down {
+        ike: IkeSaId,
+        child: Option<ChildSaId>,
+    },
+}
+
+impl Endpoint {
+    /// Carries out a command. It ends, now or later, in [`Event::CommandDone`] with this id.
+    pub fn command(&mut self, now: Now, id: CommandId, command: Command) {
+        let result = match command {
+            Command::Initiate {
+                connection,
+                child,
+                respect_limits,
+            } => self.initiate_command(now, id, connection, child, respect_limits),
+            Command::Terminate { selector, force } => {
+                self.terminate_command(now, id, &selector, force)
+            }
+            Command::Rekey { selector, reauth } => self
+                .rekey_command(now, &selector, reauth)
+                .map(|()| Progress::Done),
+        };
+        match result {
+            Ok(Progress::Done) => self.done(id, Ok(())),
+            Ok(Progress::Waiting) => {}
+            Err(text) => self.done(id, Err(text)),
+        }
+        self.settle(now);
+    }
+
+    /// Nobody waits for a command any more. What it set off goes on.
+    pub fn cancel(&mut self, id: CommandId) {
+        self.waiters.remove(&id);
+    }
+
+    fn done(&mut self, id: CommandId, result: Result<(), String>) {
+        self.waiters.remove(&id);
+        self.event(Event::CommandDone { id, result });
+    }
+
+    fn initiate_command(
+        &mut self,
+        now: Now,
+        id: CommandId,
+        connection: Option<String>,
+        child: Option<String>,
+        respect_limits: bool,
+    ) -> Result<Progress, String> {
+        let conn = self.find_config(connection.as_deref(), child.as_deref())?;
+        let limit = self.env.settings.init_limit_half_open as usize;
+        if respect_limits && limit != 0 && self.env.half_open.total() >= limit {
+            let name = child.as_deref().unwrap_or(&conn.name);
+            let kind = if child.is_some() { "CHILD_SA" } else { "IKE_SA" };
+            return Err(format!(
+                "establishing {kind} '{name}' not possible at the moment due to limits"
+            ));
+        }
+        if let Some(name) = &child
+            && conn
+                .children
+                .iter()
+                .any(|c| c.name == *name && !super::keep::is_negotiated(c))
+        {
+            return Err(failed_text(Some(name), &conn.name));
+        }
+        self.keep.forget(&conn.name, child.as_deref());
+        let ike = match self.start(now, &conn, child.as_deref()) {
+            Started::On(ike) => ike,
+            Started::Already => {
+                if let Some(name) = &child {
+                    self.env.log(
+                        LogGroup::Ike,
+                        1,
+                        format!("not establishing CHILD_SA {name} due to existing duplicate"),
+                    );
+                    return Err(failed_text(Some(name), &conn.name));
+                }
+                return Ok(Progress::Done);
+            }
+            Started::Refused => return Err(failed_text(child.as_deref(), &conn.name)),
+        };
+        self.waiters.insert(
+            id,
+            Waiter::Up {
+                ike,
+                connection: conn.name.clone(),
+                child,
+            },
+        );
+        Ok(Progress::Waiting)
+    }
+
+    fn find_config(
+        &self,
+        connection: Option<&str>,
+        child: Option<&str>,
+    ) -> Result<ConnectionRef, String> {
+        let has = |conn: &ConnectionRef, name: &str| conn.children.iter().any(|c| c.name == name);
+        match (connection, child) {
+            (None, None) => Err("missing configuration name".to_owned()),
+            (Some(name), None) => self
+                .env
+                .connections
+                .get(name)
+                .cloned()
+                .ok_or_else(|| format!("IKE_SA config '{name}' not found")),
+            (connection, Some(child)) => self
+                .env
+                .connections
+                .iter()
+                .filter(|conn| connection.is_none_or(|name| conn.name == name))
+                .find(|conn| has(conn, child))
+                .cloned()
+                .ok_or_else(|| format!("CHILD_SA config '{child}' not found")),
+        }
+    }
+
+    /// Sets off what brings up a child, or an IKE SA. Everybody who wants the same child shares
+    /// one attempt.
+    pub(super) fn start(
+        &mut self,
+        now: Now,
+        conn: &ConnectionRef,
+        child: Option<&str>,
+    ) -> Started {
+        if self.stopping {
+            return Started::Refused;
+        }
+        let index = match child {
+            Some(name) => match conn.children.iter().position(|c| c.name == name) {
+                Some(index) => Some(index),
+                None => return Started::Refused,
+            },
+            None => None,
+        };
+        if let Some(ike) = self.usable_sa(&conn.name) {
+            let Some(sa) = self.sas.get(&ike) else {
+                return Started::Refused;
+            };
+            let Some((name, index)) = child.zip(index) else {
+                return if sa.is_established() {
+                    Started::Already
+                } else {
+                    Started::On(ike)
+                };
+            };
+            if has_child(sa, name) {
+                return Started::Already;
+            }
+            if !is_making_child(sa, name) {
+                let conn = conn.clone();
+                self.with(ike, |sa, env| {
+                    sa.queue_task(env, now, Task::CreateChild { conn, index });
+                });
+            }
+            return Started::On(ike);
+        }
+        let children: Vec<usize> = index.into_iter().collect();
+        Started::On(self.initiate(now, conn, &children, None))
+    }
+
+    /// Makes a new IKE SA and starts to set it up.
+    pub(super) fn initiate(
+        &mut self,
+        now: Now,
+        conn: &ConnectionRef,
+        children: &[usize],
+        supersedes: Option<IkeSaId>,
+    ) -> IkeSaId {
+        let id = self.env.new_ike_id();
+        let unspecified = std::net::SocketAddr::from(([0, 0, 0, 0], conn.local_port));
+        let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], conn.remote_port));
+        let mut sa = Box::new(IkeSa::new(id, true, unspecified, nowhere, now));
+        sa.supersedes = supersedes;
+        sa.attempt = self.keep.attempt(&conn.name);
+        sa.initiate(&mut self.env, now, conn, children);
+        self.adopt(sa);
+        id
+    }
+
+    fn terminate_command(
+        &mut self,
+        now: Now,
+        id: CommandId,
+        selector: &Selector,
+        force: bool,
+    ) -> Result<Progress, String> {
+        if *selector == Selector::default() {
+            return Err("missing terminate selector".to_owned());
+        }
+        let matches = self.matches(selector);
+        let Some(&first) = matches.first() else {
+            return Err("no matching SAs to terminate found".to_owned());
+        };
+        for found in &matches {
+            if let Some(name) = self
+                .sas
+                .get(&found.ike)
+                .and_then(|sa| sa.connection_name())
+            {
+                let child = found.child.and_then(|id| {
+                    let sa = self.sas.get(&found.ike)?;
+                    Some(sa.children.get(&id)?.cfg().name.clone())
+                });
+                self.keep.forget(&name, child.as_deref());
+            }
+            self.with(found.ike, |sa, env| match found.child {
+                Some(child) => {
+                    let task = Task::DeleteChild(child);
+                    sa.queue_task(env, now, task);
+                }
+                None if force
+                    || matches!(sa.state, IkeState::Created | IkeState::Connecting) =>
+                {
+                    sa.farewell(env, now);
+                    sa.end(env, FailureReason::LocalDeleted, "terminated".to_owned());
+                }
+                None => {
+                    sa.bound_delete(now, Duration::from_secs(15));
+                    sa.queue_task(env, now, Task::DeleteIke);
+                }
+            });
+        }
+        // One command usually names one SA; if it names several, the first stands for all.
+        self.waiters.insert(
+            id,
+            Waiter::Down {
+                ike: first.ike,
+                child: first.child,
+            },
+        );
+        Ok(Progress::Waiting)
+    }
+
+    fn rekey_command(&mut self, now: Now, selector: &Selector, reauth: bool) -> Result<(), String> {
+        if *selector == Selector::default() {
+            return Err("missing rekey selector".to_owned());
+        }
+        let matches: Vec<_> = self
+            .matches(selector)
+            .into_iter()
+            .filter(|found| self.sas.get(&found.ike).is_some_and(|sa| sa.is_established()))
+            .collect();
+        if matches.is_empty() {
+            return Err("no matching SAs to rekey found".to_owned());
+        }
+        for found in matches {
+            self.with(found.ike, |sa, env| match found.child {
+                Some(child) => sa.rekey_child(env, now, child),
+                None if reauth => sa.queue_task(env, now, Task::ReauthIke),
+                None => sa.queue_task(env, now, Task::RekeyIke),
+            });
+        }
+        Ok(())
+    }
+
+    /// A child, or an IKE SA, is up.
+    pub(super) fn is_up(&mut self, ike: IkeSaId, connection: &str, child: Option<&str>) {
+        let done: Vec<CommandId> = self
+            .waiters
+            .iter()
+            .filter(|(_, waiter)| match waiter {
+                Waiter::Up {
+                    ike: wanted_ike,
+                    connection: wanted,
+                    child: wanted_child,
+                } => match (wanted_child, child) {
+                    (Some(wanted_child), Some(child)) => {
+                        wanted == connection && wanted_child == child
+                    }
+                    (None, None) => *wanted_ike == ike,
+                    _ => false,
+                },
+                Waiter::Down { .. } => false,
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in done {
+            self.done(id, Ok(()));
+        }
+    }
+
+    /// A child cannot be brought up.
+    pub(super) fn is_failed(&mut self, ike: IkeSaId, child: &str) {
+        let failed: Vec<(CommandId, String)> = self
+            .waiters
+            .iter()
+            .filter_map(|(id, waiter)| match waiter {
+                Waiter::Up {
+                    ike: wanted_ike,
+                    connection,
+                    child: Some(wanted),
+                } if *wanted_ike == ike && wanted == child => {
+                    Some((*id, failed_text(Some(wanted), connection)))
+                }
+                _ => None,
+            })
+            .collect();
+        for (id, text) in failed {
+            self.done(id, Err(text));
+        }
+    }
+
+    /// An IKE SA is gone; whoever waits for something of it learns so.
+    pub(super) fn ike_is_gone(&mut self, sa: &IkeSa) {
+        let successor = sa.successor;
+        let mut ended = Vec::new();
+        for (id, waiter) in &mut self.waiters {
+            match waiter {
+                Waiter::Up {
+                    ike,
+                    connection,
+                    child,
+                } if *ike == sa.id => match successor {
+                    Some(new) => *ike = new,
+                    None => ended.push((*id, Err(failed_text(child.as_deref(), connection)))),
+                },
+                Waiter::Down { ike, child } if *ike == sa.id => match (successor, &child) {
+                    (Some(new), Some(_)) => *ike = new,
+                    _ => ended.push((*id, Ok(()))),
+                },
+                _ => {}
+            }
+        }
+        for (id, result) in ended {
+            self.done(id, result);
+        }
+    }
+
+    /// Ends the commands that wait for children which are gone.
+    pub(super) fn check_down(&mut self) {
+        let ended: Vec<CommandId> = self
+            .waiters
+            .iter()
+            .filter(|(_, waiter)| match waiter {
+                Waiter::Down {
+                    ike,
+                    child: Some(child),
+                } => self.sas.get(ike).is_none_or(|sa| {
+                    sa.children
+                        .get(child)
+                        .is_none_or(|child| child.remove_at.is_some())
+                }),
+                Waiter::Down { ike, child: None } => !self.sas.contains_key(ike),
+                Waiter::Up { .. } => false,
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ended {
+            self.done(id, Ok(()));
+        }
+    }
+}
+
+/// Whether a command has ended with the call that brought it.
+enum Progress {
+    Done,
+    Waiting,
+}
+
+/// What came of an attempt to start something.
+pub(super) enum Started {
+    /// It is under way on this IKE SA.
+    On(IkeSaId),
+    /// It is up already.
+    Already,
+    /// It cannot be.
+    Refused,
+}
+
+fn failed_text(child: Option<&str>, connection: &str) -> String {
+    match child {
+        Some(child) => format!("establishing CHILD_SA '{child}' failed"),
+        None => format!("establishing IKE_SA '{connection}' failed"),
+    }
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Keeping children up: new attempts with back-off, traps, traffic that asks for a child.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use swanherd_config::model::{Child, ChildMode, HostSpec, IfId, MarkSpec};
+use swanherd_ipsec::plane::{Mark, Op, PolicyAction, PolicySet};
+
+use super::Endpoint;
+use super::command::Started;
+use crate::api::{Action, ConnectionRef, LogGroup, Now, Token};
+use crate::sa::{narrow, policies::Group};
+
+/// The first wait between attempts; it doubles with each.
+const FIRST_BACKOFF: Duration = Duration::from_secs(5);
+/// The longest wait between attempts.
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
+
+/// Children that are to be brought up again.
+#[derive(Debug, Default)]
+pub(super) struct Keep {
+    /// By connection and child.
+    attempts: BTreeMap<(String, String), Attempt>,
+    /// Consecutive failures by connection, for the choice of the next address.
+    turns: BTreeMap<String, u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    at: Option<Instant>,
+    failures: u32,
+}
+
+impl Keep {
+    /// When the next attempt is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.attempts.values().filter_map(|a| a.at).min()
+    }
+
+    /// Which address of a connection is next.
+    pub(super) fn attempt(&self, connection: &str) -> u32 {
+        self.turns.get(connection).copied().unwrap_or(0)
+    }
+
+    /// No attempt is to be made any more.
+    pub(super) fn clear(&mut self) {
+        self.attempts.clear();
+    }
+
+    /// As [`Self::clear`], for one connection, or one child of it.
+    pub(super) fn forget(&mut self, connection: &str, child: Option<&str>) {
+        self.attempts.retain(|(conn, name), _| {
+            conn != connection || child.is_some_and(|child| child != name)
+        });
+    }
+
+    /// A child is up.
+    pub(super) fn succeeded(&mut self, connection: &str, child: &str) {
+        self.attempts
+            .remove(&(connection.to_owned(), child.to_owned()));
+    }
+
+    /// An IKE SA of a connection could not be set up.
+    pub(super) fn turn(&mut self, connection: &str) {
+        let turn = self.turns.entry(connection.to_owned()).or_default();
+        *turn = turn.wrapping_add(1);
+    }
+}
+
+/// A trap whose addresses are still being found.
+#[derive(Clone, Debug)]
+pub(super) struct TrapJob {
+    conn: ConnectionRef,
+    index: usize,
+    remote: Option<IpAddr>,
+}
+
+/// Whether a child is negotiated at all, rather than a shunt.
+pub(super) fn is_negotiated(child: &Child) -> bool {
+    !matches!(child.mode, ChildMode::Pass | ChildMode::Drop)
+}
+
+impl Endpoint {
+    /// Plans another attempt to bring up a child.
+    pub(super) fn plan_restart(
+        &mut self,
+        now: Now,
+        connection: &str,
+        child: &str,
+        after: Duration,
+        failed: bool,
+    ) {
+        if self.stopping {
+            return;
+        }
+        let Some(conn) = self.env.connections.get(connection).cloned() else {
+            return;
+        };
+        if !conn
+            .children
+            .iter()
+            .any(|c| c.name == child && is_negotiated(c))
+        {
+            return;
+        }
+        let key = (connection.to_owned(), child.to_owned());
+        let failures = self.keep.attempts.get(&key).map_or(0, |a| a.failures) + u32::from(failed);
+        if failed && conn.keyingtries != 0 && failures >= conn.keyingtries {
+            self.keep.attempts.remove(&key);
+            self.env.log(
+                LogGroup::Ike,
+                0,
+                format!(
+                    "giving up on {connection}/{child} after {failures} attempts (keyingtries)"
+                ),
+            );
+            return;
+        }
+        let backoff = if failures == 0 {
+            Duration::ZERO
+        } else {
+            FIRST_BACKOFF
+                .saturating_mul(1 << (failures - 1).min(10))
+                .min(MAX_BACKOFF)
+        };
+        let millis = u64::try_from(backoff.as_millis()).unwrap_or(u64::MAX);
+        let jitter = Duration::from_millis(self.env.rng.below(millis / 5 + 1));
+        let wait = after + backoff + jitter;
+        if failures > 0 {
+            self.env.log(
+                LogGroup::Ike,
+                1,
+                format!(
+                    "next attempt to establish {connection}/{child} in {} s",
+                    wait.as_secs()
+                ),
+            );
+        }
+        self.keep.attempts.insert(
+            key,
+            Attempt {
+                at: Some(now.instant + wait),
+                failures,
+            },
+        );
+    }
+
+    /// Makes the attempts that are due.
+    pub(super) fn serve_keep(&mut self, now: Now) {
+        loop {
+            let due = self
+                .keep
+                .attempts
+                .iter_mut()
+                .find(|(_, attempt)| attempt.at.is_some_and(|at| at <= now.instant));
+            let Some((key, attempt)) = due else {
+                return;
+            };
+            attempt.at = None;
+            let (connection, child) = key.clone();
+            self.bring_up(now, &connection, &child);
+        }
+    }
+
+    /// Brings up a child unless it is up or on its way.
+    pub(super) fn bring_up(&mut self, now: Now, connection: &str, child: &str) {
+        let Some(conn) = self.env.connections.get(connection).cloned() else {
+            return;
+        };
+        match self.start(now, &conn, Some(child)) {
+            Started::On(_) => {}
+            Started::Already | Started::Refused => self.keep.succeeded(connection, child),
+        }
+    }
+
+    /// Installs the trap of a child, once its addresses are known.
+    pub(super) fn install_trap(&mut self, conn: &ConnectionRef, index: usize) {
+        let Some(child) = conn.children.get(index) else {
+            return;
+        };
+        if self.env.policies.has_trap(&conn.name, &child.name) {
+            return;
+        }
+        let remote = conn.remote_addrs.iter().find_map(|host| match host {
+            HostSpec::Addr(addr) => Some(Ok(*addr)),
+            HostSpec::Name(name) => Some(Err(name.clone())),
+            _ => None,
+        });
+        let job = TrapJob {
+            conn: conn.clone(),
+            index,
+            remote: None,
+        };
+        match remote {
+            _ if !is_negotiated(child) => self.install_shunt(conn, index),
+            Some(Ok(addr)) => self.trap_resolved(job, &[addr]),
+            Some(Err(name)) => {
+                let token = self.env.new_token();
+                self.env.actions.push_back(Action::Resolve(token, name));
+                self.await_trap(token, job);
+            }
+            None => self.env.log(
+                LogGroup::Cfg,
+                0,
+                format!(
+                    "trap for {}/{} is not installed: the peer's address is unknown",
+                    conn.name, child.name
+                ),
+            ),
+        }
+    }
+
+    fn await_trap(&mut self, token: Token, job: TrapJob) {
+        self.traps.insert(token, job);
+    }
+
+    pub(super) fn trap_resolved(&mut self, mut job: TrapJob, addrs: &[IpAddr]) {
+        let Some(&remote) = addrs.first() else {
+            self.env.log(
+                LogGroup::Cfg,
+                0,
+                format!(
+                    "trap for {} is not installed: the peer's name has no address",
+                    job.conn.name
+                ),
+            );
+            return;
+        };
+        job.remote = Some(remote);
+        let own = job.conn.local_addrs.iter().find_map(|host| match host {
+            HostSpec::Addr(own) if own.is_ipv4() == remote.is_ipv4() => Some(*own),
+            _ => None,
+        });
+        match own {
+            Some(own) => self.trap_sourced(job, Some(own)),
+            None => {
+                let token = self.env.new_token();
+                self.env.actions.push_back(Action::Source(token, remote));
+                self.await_trap(token, job);
+            }
+        }
+    }
+
+    pub(super) fn trap_sourced(&mut self, job: TrapJob, source: Option<IpAddr>) {
+        let current = super::connections::is_current(&self.env.connections, &job.conn);
+        let (Some(child), Some(remote), true) =
+            (job.conn.children.get(job.index), job.remote, current)
+        else {
+            return;
+        };
+        let local = source.unwrap_or(if remote.is_ipv4() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+        } else {
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        });
+        let mode = match child.mode {
+            ChildMode::Ipsec(mode) => mode,
+            ChildMode::TransportProxy => swanherd_ipsec::plane::Mode::Transport,
+            ChildMode::Pass | ChildMode::Drop => return,
+        };
+        let group = self
+            .env
+            .policies
+            .trap(&job.conn.name, &child.name, child.reqid);
+        let action = PolicyAction::Protect {
+            mode,
+            local,
+            remote,
+            reqid: group.reqid,
+            spi: 0,
+        };
+        let (conn, index) = (job.conn.clone(), job.index);
+        self.install_set(&conn, index, group, action, local, remote);
+    }
+
+    /// A child with mode `pass` or `drop` is nothing but policies.
+    fn install_shunt(&mut self, conn: &ConnectionRef, index: usize) {
+        let Some(child) = conn.children.get(index) else {
+            return;
+        };
+        let action = match child.mode {
+            ChildMode::Pass => PolicyAction::Bypass,
+            ChildMode::Drop => PolicyAction::Discard,
+            _ => return,
+        };
+        let group = self.env.policies.trap(&conn.name, &child.name, child.reqid);
+        let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        self.install_set(conn, index, group, action, any, any);
+    }
+
+    fn install_set(
+        &mut self,
+        conn: &ConnectionRef,
+        index: usize,
+        group: Group,
+        action: PolicyAction,
+        local: IpAddr,
+        remote: IpAddr,
+    ) {
+        let Some(child) = conn.children.get(index) else {
+            return;
+        };
+        let fixed = |spec: &MarkSpec| match spec {
+            MarkSpec::Mark(mark) => Some(*mark),
+            _ => None::<Mark>,
+        };
+        let id = |child: IfId, conn: IfId| match (child, conn) {
+            (IfId::Id(id), _) | (IfId::None, IfId::Id(id)) => id,
+            _ => 0,
+        };
+        let if_id_in = id(child.if_id_in, conn.if_id_in);
+        let if_id_out = id(child.if_id_out, conn.if_id_out);
+        let trap = matches!(action, PolicyAction::Protect { .. });
+        let set = PolicySet {
+            id: group.set,
+            owner: format!("{}/{}", conn.name, child.name),
+            local: narrow::resolve(&child.local_ts, local),
+            remote: narrow::resolve(&child.remote_ts, remote),
+            action,
+            priority: (child.priority != 0).then_some(child.priority),
+            mark_in: fixed(&child.mark_in),
+            mark_out: fixed(&child.mark_out),
+            if_id_in,
+            if_id_out,
+            routes: (if_id_in, if_id_out) == (0, 0) && trap,
+            trap,
+        };
+        let line = format!(
+            "{} policies for {}/{}: {} === {}",
+            if trap { "trap" } else { "shunt" },
+            conn.name,
+            child.name,
+            narrow::describe(&set.local),
+            narrow::describe(&set.remote)
+        );
+        self.env.log(LogGroup::Cfg, 1, line);
+        self.env.plane_forget(Op::InstallPolicies(Box::new(set)));
+    }
+
+    /// Removes the trap of a child.
+    pub(super) fn remove_trap(&mut self, connection: &str, child: &str) {
+        if let Some(op) = self.env.policies.untrap(connection, child) {
+            self.env.plane_forget(op);
+        }
+    }
+
+    /// Removes all traps.
+    pub(super) fn remove_traps(&mut self) {
+        self.traps.clear();
+        for op in self.env.policies.untrap_all() {
+            self.env.plane_forget(op);
+        }
+    }
+}

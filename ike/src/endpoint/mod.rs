@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The endpoint: every IKE SA of this host, and the door to them.
+//!
+//! ```text
+//!   handle_datagram ─┐                       ┌─ IkeSa (per peer; consuming typestates)
+//!   handle_timeout  ─┤   ┌──────────┐        ├─ IkeSa
+//!   handle_plane    ─┼──►│ Endpoint │──spi──►├─ IkeSa ──┐
+//!   handle_computed ─┤   └──────────┘        └─ ...     │ actions, requests
+//!   command         ─┘        ▲                         ▼
+//!                             └────── requests ────── Env ──► poll_action
+//! ```
+//!
+//! The endpoint finds the IKE SA that an input is for and lets it work with the shared [`Env`].
+//! What an IKE SA wants of the endpoint (take over a rekeyed SA, run a uniqueness policy, bring a
+//! child up again) it leaves there as a request, which is served before the call returns.
+
+mod command;
+pub(crate) mod connections;
+pub(crate) mod half_open;
+mod inbound;
+mod keep;
+mod load;
+mod requests;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use swanherd_ipsec::plane::PlaneEvent;
+
+use self::command::Waiter;
+use self::keep::{Keep, TrapJob};
+use crate::api::{
+    Action, ChildSaId, CommandId, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, LogGroup,
+    Now, PlaneAnswer, Selector, Settings, Token,
+};
+use crate::compute::Computed;
+use crate::credentials::Credentials;
+use crate::crypto::Provider;
+use crate::sa::env::{Env, Pending, PendingKind};
+use crate::sa::{Answer, IkeSa, Task};
+
+/// What a [`Selector`] selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Match {
+    /// The IKE SA.
+    pub ike: IkeSaId,
+    /// The CHILD SA, if CHILD SAs are meant.
+    pub child: Option<ChildSaId>,
+}
+
+/// All IKE SAs of one host. See the crate's documentation for how it is driven.
+#[derive(Debug)]
+pub struct Endpoint {
+    env: Env,
+    sas: BTreeMap<IkeSaId, Box<IkeSa>>,
+    /// When each IKE SA next wants to be called, as `deadlines` has it.
+    armed: BTreeMap<IkeSaId, Instant>,
+    deadlines: BTreeSet<(Instant, IkeSaId)>,
+    /// IKE_SA_INIT requests that are or were answered, to recognise their retransmissions.
+    init_requests: BTreeMap<(SocketAddr, u64), IkeSaId>,
+    /// IKE SAs that were worked on since the last settlement.
+    touched: BTreeSet<IkeSaId>,
+    waiters: BTreeMap<CommandId, Waiter>,
+    keep: Keep,
+    traps: BTreeMap<Token, TrapJob>,
+    stopping: bool,
+}
+
+// Getters.
+impl Endpoint {
+    /// An endpoint without connections. All its randomness follows from `seed` (the private values
+    /// of some key exchange methods excepted, see [`crate::crypto::KeyExchange::generate`]).
+    pub fn new(settings: Settings, crypto: Provider, seed: [u8; 32]) -> Self {
+        Self {
+            env: Env::new(settings, crypto, seed),
+            sas: BTreeMap::new(),
+            armed: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            init_requests: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            waiters: BTreeMap::new(),
+            keep: Keep::default(),
+            traps: BTreeMap::new(),
+            stopping: false,
+        }
+    }
+
+    /// When [`Self::handle_timeout`] is to be called at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let sa = self.deadlines.first().map(|(at, _)| *at);
+        [sa, self.keep.next()].into_iter().flatten().min()
+    }
+
+    /// One IKE SA.
+    pub fn ike_sa(&self, id: IkeSaId) -> Option<IkeSaInfo> {
+        self.sas.get(&id).map(|sa| sa.info())
+    }
+
+    /// All IKE SAs, by id.
+    pub fn ike_sas(&self) -> impl Iterator<Item = IkeSaInfo> {
+        self.sas.values().map(|sa| sa.info())
+    }
+
+    /// How many IKE SAs that peers have begun are not established yet.
+    pub fn half_open(&self) -> usize {
+        self.env.half_open.total()
+    }
+
+    /// What `selector` selects, by id.
+    pub fn matches(&self, selector: &Selector) -> Vec<Match> {
+        let mut found = Vec::new();
+        for sa in self.sas.values() {
+            let name = sa.conn.as_ref().map(|conn| conn.name.as_str());
+            if selector.ike_id.is_some_and(|id| id != sa.id)
+                || selector.ike.as_deref().is_some_and(|ike| name != Some(ike))
+            {
+                continue;
+            }
+            if selector.child.is_none() && selector.child_id.is_none() {
+                found.push(Match {
+                    ike: sa.id,
+                    child: None,
+                });
+                continue;
+            }
+            for child in sa.children.values() {
+                let named = selector
+                    .child
+                    .as_ref()
+                    .is_none_or(|name| *name == child.cfg().name);
+                let numbered = selector.child_id.is_none_or(|id| id == child.id);
+                if named && numbered && child.remove_at.is_none() {
+                    found.push(Match {
+                        ike: sa.id,
+                        child: Some(child.id),
+                    });
+                }
+            }
+        }
+        found
+    }
+}
+
+// Something happened.
+impl Endpoint {
+    /// Time has passed. Calling early does no harm.
+    pub fn handle_timeout(&mut self, now: Now) {
+        while let Some(&(at, id)) = self.deadlines.first() {
+            if at > now.instant {
+                break;
+            }
+            self.with(id, |sa, env| sa.handle_timeout(env, now));
+            // Whatever the SA says now, this deadline has been served.
+            self.deadlines.remove(&(at, id));
+            self.armed.remove(&id);
+            self.settle(now);
+        }
+        self.serve_keep(now);
+        self.settle(now);
+    }
+
+    /// The data plane has answered [`Action::Plane`].
+    pub fn handle_plane(&mut self, now: Now, token: Token, answer: PlaneAnswer) {
+        let Some(pending) = self.env.pending.remove(&token) else {
+            return;
+        };
+        self.answer(now, token, pending, Answer::Plane(answer));
+    }
+
+    /// A [`crate::compute::Job`] is done.
+    pub fn handle_computed(&mut self, now: Now, token: Token, computed: Computed) {
+        if let Some(pending) = self.env.pending.remove(&token) {
+            self.answer(now, token, pending, Answer::Computed(computed));
+        }
+    }
+
+    /// A name has been resolved; no address means that it has none.
+    pub fn handle_resolved(&mut self, now: Now, token: Token, addrs: Vec<IpAddr>) {
+        if let Some(job) = self.traps.remove(&token) {
+            self.trap_resolved(job, &addrs);
+            self.settle(now);
+            return;
+        }
+        let Some(pending) = self.env.pending.remove(&token) else {
+            return;
+        };
+        if let PendingKind::Resolve(name) = &pending.kind
+            && !addrs.is_empty()
+        {
+            self.env.connections.learn(name, &addrs);
+        }
+        self.answer(now, token, pending, Answer::Resolved(addrs));
+    }
+
+    /// The source address has been found, or there is no route.
+    pub fn handle_source(&mut self, now: Now, token: Token, source: Option<IpAddr>) {
+        if let Some(job) = self.traps.remove(&token) {
+            self.trap_sourced(job, source);
+            self.settle(now);
+            return;
+        }
+        if let Some(pending) = self.env.pending.remove(&token) {
+            self.answer(now, token, pending, Answer::Source(source));
+        }
+    }
+
+    /// The data plane reports something on its own.
+    pub fn handle_plane_event(&mut self, now: Now, event: PlaneEvent) {
+        match event {
+            PlaneEvent::Acquire { reqid, .. } => {
+                if let Some((connection, child)) = self.env.policies.owner(reqid) {
+                    self.env.log(
+                        LogGroup::Knl,
+                        1,
+                        format!("traffic for {connection}/{child} (reqid {reqid}) wants a CHILD_SA"),
+                    );
+                    self.bring_up(now, &connection, &child);
+                }
+            }
+            PlaneEvent::Expire { id, hard } => {
+                if let Some(&(ike, child)) = self.env.by_sa.get(&id) {
+                    self.with(ike, |sa, env| {
+                        if hard {
+                            sa.child_expired(env, now, child);
+                        } else {
+                            sa.rekey_child(env, now, child);
+                        }
+                    });
+                }
+            }
+            PlaneEvent::MappingChange { id, addr, port } => {
+                if let Some(&(ike, _)) = self.env.by_sa.get(&id) {
+                    let remote = SocketAddr::new(addr, port);
+                    self.with(ike, |sa, env| sa.mapping_changed(env, now, remote));
+                }
+            }
+        }
+        self.settle(now);
+    }
+}
+
+// Commands; the others are in `command` and `load`.
+impl Endpoint {
+    /// Replaces all credentials. Negotiations under way go on with those that they have seen.
+    pub fn set_credentials(&mut self, credentials: Arc<Credentials>) {
+        self.env.credentials = credentials;
+    }
+
+    /// Replaces the settings; what is under way keeps what it has been started with.
+    pub fn set_settings(&mut self, settings: Settings) {
+        self.env.settings = settings;
+    }
+
+    /// Deletes everything, telling the peers. New handshakes are refused from now on. The
+    /// endpoint is empty when [`Self::ike_sas`] is, which takes at most two seconds.
+    pub fn shutdown(&mut self, now: Now) {
+        self.stopping = true;
+        self.keep.clear();
+        self.remove_traps();
+        let ids: Vec<IkeSaId> = self.sas.keys().copied().collect();
+        for id in ids {
+            self.with(id, |sa, env| {
+                if matches!(sa.state, IkeState::Created | IkeState::Connecting) {
+                    sa.end(env, FailureReason::LocalDeleted, "shutting down".to_owned());
+                } else {
+                    sa.delete_at_once(env, now, Duration::from_secs(2));
+                }
+            });
+        }
+        self.settle(now);
+    }
+}
+
+// What to do.
+impl Endpoint {
+    /// The next thing to do. Call until there is nothing more, after each call that may have
+    /// changed something.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.env.actions.pop_front()
+    }
+}
+
+impl Endpoint {
+    /// Lets an IKE SA work. Does nothing if there is none of that id.
+    fn with<R>(&mut self, id: IkeSaId, work: impl FnOnce(&mut IkeSa, &mut Env) -> R) -> Option<R> {
+        let sa = self.sas.get_mut(&id)?;
+        self.touched.insert(id);
+        Some(work(sa, &mut self.env))
+    }
+
+    fn answer(&mut self, now: Now, token: Token, pending: Pending, answer: Answer) {
+        let left = match self.sas.get_mut(&pending.sa) {
+            Some(sa) => {
+                self.touched.insert(pending.sa);
+                sa.handle_answer(&mut self.env, now, pending.slot, token, answer)
+            }
+            None => Some(answer),
+        };
+        if let Some(Answer::Plane(answer)) = left {
+            self.env.discard(&pending, &answer);
+        }
+        self.settle(now);
+    }
+
+    /// Serves requests, removes what is dead, arms timers. Every public call ends with it.
+    fn settle(&mut self, now: Now) {
+        loop {
+            while let Some(request) = self.env.requests.pop_front() {
+                self.serve(now, request);
+            }
+            let touched = std::mem::take(&mut self.touched);
+            for id in touched {
+                let Some(sa) = self.sas.get(&id) else {
+                    continue;
+                };
+                if sa.dead {
+                    self.reap(now, id);
+                    continue;
+                }
+                let next = sa.next_timeout();
+                let before = self.armed.get(&id).copied();
+                if before != next {
+                    if let Some(before) = before {
+                        self.deadlines.remove(&(before, id));
+                        self.armed.remove(&id);
+                    }
+                    if let Some(next) = next {
+                        self.deadlines.insert((next, id));
+                        self.armed.insert(id, next);
+                    }
+                }
+            }
+            if self.env.requests.is_empty() && self.touched.is_empty() {
+                if !self.waiters.is_empty() {
+                    self.check_down();
+                }
+                return;
+            }
+        }
+    }
+
+    /// Adds an IKE SA.
+    fn adopt(&mut self, sa: Box<IkeSa>) {
+        self.touched.insert(sa.id);
+        self.sas.insert(sa.id, sa);
+    }
+
+    fn reap(&mut self, now: Now, id: IkeSaId) {
+        let Some(sa) = self.sas.remove(&id) else {
+            return;
+        };
+        if let Some(at) = self.armed.remove(&id) {
+            self.deadlines.remove(&(at, id));
+        }
+        if self.env.spis.get(&sa.own_spi()) == Some(&id) {
+            self.env.spis.remove(&sa.own_spi());
+        }
+        if !sa.initiator {
+            let key = sa.init_key;
+            if let Some(key) = key
+                && self.init_requests.get(&key) == Some(&id)
+            {
+                self.init_requests.remove(&key);
+            }
+        }
+        let key = (sa.local_id.clone(), sa.remote_id.clone());
+        if let Some(set) = self.env.by_identities.get_mut(&key) {
+            set.remove(&id);
+            if set.is_empty() {
+                self.env.by_identities.remove(&key);
+            }
+        }
+        if let Some(old) = sa.supersedes {
+            self.with(old, |sa, env| sa.retry_reauth(env, now));
+        }
+        self.ike_is_gone(&sa);
+        if !sa.announced && !sa.initiator && !self.stopping {
+            self.env.log(
+                LogGroup::Mgr,
+                2,
+                format!("half-open IKE_SA [{id}] is removed"),
+            );
+        }
+    }
+
+    /// The IKE SA that a child of `connection` would be negotiated over.
+    fn usable_sa(&self, connection: &str) -> Option<IkeSaId> {
+        if !self.env.settings.reuse_ikesa {
+            return None;
+        }
+        self.sas
+            .values()
+            .filter(|sa| {
+                sa.conn.as_ref().is_some_and(|conn| conn.name == connection)
+                    && matches!(
+                        sa.state,
+                        IkeState::Created
+                            | IkeState::Connecting
+                            | IkeState::Established
+                            | IkeState::Rekeying
+                    )
+                    && (sa.initiator || sa.is_established())
+                    && !sa.dead
+            })
+            .max_by_key(|sa| (sa.is_established(), sa.id))
+            .map(|sa| sa.id)
+    }
+
+    fn event(&mut self, event: Event) {
+        self.env.event(event);
+    }
+}
+
+/// Whether an IKE SA has a live child of that name, or is making one.
+fn has_child(sa: &IkeSa, name: &str) -> bool {
+    sa.children
+        .values()
+        .any(|child| child.cfg().name == name && child.is_live())
+}
+
+fn is_making_child(sa: &IkeSa, name: &str) -> bool {
+    let queued = sa.queue.iter().any(|task| match task {
+        Task::CreateChild { conn, index } => {
+            conn.children.get(*index).is_some_and(|child| child.name == name)
+        }
+        _ => false,
+    });
+    queued
+        || sa.children.values().any(|child| {
+            use crate::api::ChildState;
+            child.cfg().name == name
+                && matches!(child.state, ChildState::Created | ChildState::Installing)
+                && child.replaces.is_none()
+        })
+}

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Two endpoints in virtual time over a perfect network.
+
+mod handshake;
+mod harness;

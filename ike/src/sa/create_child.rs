@@ -1,0 +1,1105 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! CREATE_CHILD_SA for children: new ones and rekeys, from either side (RFC 7296 sections 1.3.1,
+//! 1.3.3, 2.8 and 2.25).
+
+use std::time::Duration;
+
+use swanherd_ipsec::plane::Outcome;
+use swanherd_ipsec::proposal::ChildSuite;
+use swanherd_ipsec::registry::KeyExchangeId;
+use swanherd_ipsec::{Proposal, ProtocolId, Secret, Transform};
+
+use super::child::{Installing, Outbound};
+use super::child_offer::{ChildFailure, ChildPayloads, Selected, notify, usable_child_proposals};
+use super::env::{Env, Request, Slot};
+use super::initiator::{NONCE_LEN, plane_failure, spi_failure};
+use super::proposal::KeyExchangeRule;
+use super::{Active, Answer, IkeSa, Passive, Task};
+use crate::api::{
+    ChildSaId, ChildState, ConnectionRef, Event, FailureReason, IkeState, LogGroup, Now, Token,
+};
+use crate::compute::{Computed, Job};
+use crate::crypto::KeyPair;
+use crate::wire::{ExchangeType, KePayload, NoncePayload, NotifyPayload, NotifyType, Payload};
+
+/// How often a request starts over because the peer wants another key exchange.
+const MAX_RESTARTS: u32 = 3;
+/// The most children of one IKE SA, counting those that are on their way out.
+const MAX_CHILDREN: usize = 512;
+
+/// What this side is negotiating.
+#[derive(Debug)]
+pub(crate) struct Negotiation {
+    child: ChildSaId,
+    rekeys: Option<ChildSaId>,
+    proposals: Vec<Proposal>,
+    method: Option<KeyExchangeId>,
+    nonce: Vec<u8>,
+    restarts: u32,
+    /// A child that the peer made to replace the same SA, with the lower of its nonces.
+    collision: Option<(ChildSaId, Vec<u8>)>,
+    /// The peer has carried through its own replacement already.
+    superseded: bool,
+}
+
+/// States of an initiator, named for what they await.
+#[derive(Debug)]
+pub(crate) enum Creating {
+    /// The SPI and the private value.
+    Preparation {
+        negotiation: Box<Negotiation>,
+        spi: Option<Token>,
+        value: Option<Token>,
+        pair: Option<KeyPair>,
+    },
+    /// The response.
+    Response {
+        negotiation: Box<Negotiation>,
+        pair: Option<KeyPair>,
+    },
+    /// The shared secret.
+    SharedSecret {
+        token: Token,
+        negotiation: Box<Negotiation>,
+        suite: ChildSuite,
+        nonce_r: Vec<u8>,
+    },
+    /// The data plane has it.
+    Installation {
+        installing: Installing,
+        negotiation: Box<Negotiation>,
+        nonce_r: Vec<u8>,
+    },
+}
+
+impl Creating {
+    fn negotiation(&self) -> &Negotiation {
+        match self {
+            Self::Preparation { negotiation, .. }
+            | Self::Response { negotiation, .. }
+            | Self::SharedSecret { negotiation, .. }
+            | Self::Installation { negotiation, .. } => negotiation,
+        }
+    }
+
+    fn negotiation_mut(&mut self) -> &mut Negotiation {
+        match self {
+            Self::Preparation { negotiation, .. }
+            | Self::Response { negotiation, .. }
+            | Self::SharedSecret { negotiation, .. }
+            | Self::Installation { negotiation, .. } => negotiation,
+        }
+    }
+
+    /// The child that is being made.
+    pub(crate) fn child(&self) -> Option<ChildSaId> {
+        Some(self.negotiation().child)
+    }
+
+    /// Whether it replaces another.
+    pub(crate) fn is_rekey(&self) -> bool {
+        self.negotiation().rekeys.is_some()
+    }
+}
+
+/// States of a responder, named for what they await.
+#[derive(Debug)]
+pub(crate) enum Answering {
+    /// The SPI, and the shared secret if there is a key exchange.
+    Preparation(Box<AnswerDraft>),
+    /// The data plane has it.
+    Installation {
+        installing: Installing,
+        draft: Box<AnswerDraft>,
+    },
+}
+
+/// An answer in the making.
+#[derive(Debug)]
+pub(crate) struct AnswerDraft {
+    child: ChildSaId,
+    rekeys: Option<ChildSaId>,
+    selected: Selected,
+    spi: Option<Token>,
+    secret: Option<Token>,
+    exchanged: Option<(Vec<u8>, Secret)>,
+    nonce_i: Vec<u8>,
+    nonce_r: Vec<u8>,
+}
+
+impl Answering {
+    fn draft(&self) -> &AnswerDraft {
+        match self {
+            Self::Preparation(draft) | Self::Installation { draft, .. } => draft,
+        }
+    }
+
+    /// The child that is being made.
+    pub(crate) fn child(&self) -> Option<ChildSaId> {
+        Some(self.draft().child)
+    }
+
+    /// Whether it replaces another.
+    pub(crate) fn is_rekey(&self) -> bool {
+        self.draft().rekeys.is_some()
+    }
+}
+
+// Initiator.
+impl IkeSa {
+    /// Negotiates a new child.
+    pub(crate) fn start_child(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        conn: &ConnectionRef,
+        index: usize,
+    ) {
+        let Some(cfg) = conn.children.get(index) else {
+            return;
+        };
+        let twin = self
+            .children
+            .values()
+            .find(|child| child.cfg().name == cfg.name && child.is_live());
+        if twin.is_some() {
+            let child = cfg.name.clone();
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                format!("not establishing CHILD_SA {child} due to existing duplicate"),
+            );
+            env.request(Request::ChildUp {
+                ike: self.id,
+                connection: conn.name.clone(),
+                child,
+            });
+            return;
+        }
+        self.log(
+            env,
+            LogGroup::Ike,
+            0,
+            format!("establishing CHILD_SA {}", cfg.name),
+        );
+        self.negotiate(env, now, conn.clone(), index, None);
+    }
+
+    /// Replaces a child.
+    pub(crate) fn start_child_rekey(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let Some(old) = self.children.get_mut(&id) else {
+            return;
+        };
+        if old.state != ChildState::Installed || old.replaced_by.is_some() {
+            return;
+        }
+        old.state = ChildState::Rekeying;
+        let (conn, index, name) = (old.conn.clone(), old.index, old.cfg().name.clone());
+        self.log(
+            env,
+            LogGroup::Ike,
+            1,
+            format!("rekeying CHILD_SA {name}{{{id}}}"),
+        );
+        self.negotiate(env, now, conn, index, Some(id));
+        self.changed(env);
+    }
+
+    fn negotiate(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        conn: ConnectionRef,
+        index: usize,
+        rekeys: Option<ChildSaId>,
+    ) {
+        let Some(cfg) = conn.children.get(index) else {
+            return;
+        };
+        let proposals = usable_child_proposals(env, cfg);
+        let child = self.new_child(env, &conn, index, rekeys);
+        if proposals.is_empty() {
+            let failure = ChildFailure::new(
+                FailureReason::Unsupported,
+                NotifyType::NoProposalChosen,
+                "none of the configured ESP proposals is supported",
+            );
+            self.creation_failed(env, now, child, rekeys, &failure);
+            return;
+        }
+        let method = preferred_method(&proposals);
+        let spi = self.alloc_spi(env, child, Slot::Active);
+        let negotiation = Box::new(Negotiation {
+            child,
+            rekeys,
+            proposals,
+            method,
+            nonce: env.rng.bytes(NONCE_LEN),
+            restarts: 0,
+            collision: None,
+            superseded: false,
+        });
+        let value = method.and_then(|method| self.generate_value(env, Slot::Active, method));
+        self.active = Active::CreatingChild(Box::new(Creating::Preparation {
+            negotiation,
+            spi,
+            value,
+            pair: None,
+        }));
+        self.changed(env);
+    }
+
+    pub(crate) fn generate_value(
+        &self,
+        env: &mut Env,
+        slot: Slot,
+        method: KeyExchangeId,
+    ) -> Option<Token> {
+        let method = env.crypto.key_exchange(method).ok()?;
+        let seed = env.rng.seed();
+        Some(env.compute(self.id, slot, Job::Generate { method, seed }))
+    }
+
+    fn request_child(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        negotiation: Box<Negotiation>,
+        pair: Option<KeyPair>,
+    ) {
+        let mut payloads = Vec::new();
+        if let Some(old) = negotiation.rekeys {
+            match self.children.get(&old) {
+                Some(old) if old.state == ChildState::Rekeying => {
+                    payloads.push(Payload::Notify(NotifyPayload::for_child(
+                        NotifyType::RekeySa,
+                        ProtocolId::Esp,
+                        old.spi_in,
+                    )));
+                }
+                // The peer deleted or replaced it meanwhile.
+                _ => {
+                    self.remove_child(env, negotiation.child);
+                    self.adopt_collision(env, &negotiation);
+                    return;
+                }
+            }
+        }
+        let offer = self.offer_child(negotiation.child, &negotiation.proposals);
+        for payload in offer {
+            let is_sa = matches!(payload, Payload::Sa(_));
+            payloads.push(payload);
+            if is_sa {
+                payloads.extend(NoncePayload::new(negotiation.nonce.clone()).map(Payload::Nonce));
+                if let Some(pair) = &pair {
+                    payloads.push(Payload::Ke(KePayload {
+                        method: pair.id(),
+                        data: pair.public().to_vec(),
+                    }));
+                }
+            }
+        }
+        if self.send_request(env, now, ExchangeType::CreateChildSa, &payloads) {
+            self.active = Active::CreatingChild(Box::new(Creating::Response { negotiation, pair }));
+        }
+    }
+
+    /// The response to CREATE_CHILD_SA for a child.
+    pub(crate) fn handle_create_response(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        state: Creating,
+        payloads: &[Payload],
+    ) {
+        let Creating::Response { negotiation, pair } = state else {
+            self.active = Active::CreatingChild(Box::new(state));
+            return;
+        };
+        let answer = ChildPayloads::of(payloads);
+        if answer.sa.is_none()
+            && let Some((kind, data)) = &answer.error
+        {
+            self.creation_refused(env, now, negotiation, *kind, data);
+            return;
+        }
+        let id = negotiation.child;
+        let rule = KeyExchangeRule::Negotiate;
+        let suite = match self.accept_child(env, id, &negotiation.proposals, rule, &answer) {
+            Ok(suite) => suite,
+            Err(failure) => {
+                self.discard_agreed(env, now, id);
+                self.negotiation_failed(env, now, *negotiation, &failure);
+                return;
+            }
+        };
+        let invalid = |text: &str| {
+            ChildFailure::new(FailureReason::PeerMisbehaved, NotifyType::InvalidSyntax, text)
+        };
+        let Some(nonce_r) = answer.nonce else {
+            self.discard_agreed(env, now, id);
+            let failure = invalid("the peer's answer has no nonce");
+            self.negotiation_failed(env, now, *negotiation, &failure);
+            return;
+        };
+        let Some(method) = suite.key_exchange else {
+            self.install_created(env, now, negotiation, suite, None, nonce_r);
+            return;
+        };
+        match (pair, answer.ke) {
+            (Some(pair), Some(ke)) if ke.method == method && pair.id() == method => {
+                let peer = ke.data;
+                let token = env.compute(self.id, Slot::Active, Job::Agree { pair, peer });
+                self.active = Active::CreatingChild(Box::new(Creating::SharedSecret {
+                    token,
+                    negotiation,
+                    suite,
+                    nonce_r,
+                }));
+            }
+            _ => {
+                self.discard_agreed(env, now, id);
+                let failure = invalid("the peer's answer lacks the key exchange that it chose");
+                self.negotiation_failed(env, now, *negotiation, &failure);
+            }
+        }
+    }
+
+    /// The peer refused a request for a child.
+    fn creation_refused(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        mut negotiation: Box<Negotiation>,
+        kind: NotifyType,
+        data: &[u8],
+    ) {
+        let (child, rekeys) = (negotiation.child, negotiation.rekeys);
+        match (kind, rekeys) {
+            (NotifyType::InvalidKePayload, _) if negotiation.restarts < MAX_RESTARTS => {
+                let wanted = <[u8; 2]>::try_from(data)
+                    .map(|octets| KeyExchangeId::from(u16::from_be_bytes(octets)))
+                    .ok();
+                let offered = |method: KeyExchangeId| {
+                    negotiation
+                        .proposals
+                        .iter()
+                        .any(|p| p.transforms.contains(&Transform::KeyExchange(method)))
+                };
+                let acceptable = wanted
+                    .filter(|method| offered(*method) && Some(*method) != negotiation.method);
+                if let Some(method) = acceptable {
+                    self.log(
+                        env,
+                        LogGroup::Ike,
+                        1,
+                        format!("the peer prefers {method} for the CHILD_SA"),
+                    );
+                    negotiation.restarts += 1;
+                    negotiation.method = (method != KeyExchangeId::None).then_some(method);
+                    let value = negotiation
+                        .method
+                        .and_then(|method| self.generate_value(env, Slot::Active, method));
+                    if value.is_none() {
+                        self.request_child(env, now, negotiation, None);
+                        return;
+                    }
+                    self.active = Active::CreatingChild(Box::new(Creating::Preparation {
+                        negotiation,
+                        spi: None,
+                        value,
+                        pair: None,
+                    }));
+                    return;
+                }
+            }
+            (NotifyType::TemporaryFailure, _) => {
+                self.log(
+                    env,
+                    LogGroup::Ike,
+                    1,
+                    "the peer is busy (TEMPORARY_FAILURE), the CHILD_SA is tried again later",
+                );
+                self.remove_child(env, child);
+                if self.adopt_collision(env, &negotiation) {
+                    return;
+                }
+                self.retry_creation(env, now, &negotiation);
+                return;
+            }
+            (NotifyType::ChildSaNotFound, Some(old)) => {
+                self.remove_child(env, child);
+                if self.adopt_collision(env, &negotiation) {
+                    return;
+                }
+                let Some(old_child) = self.children.get(&old) else {
+                    return;
+                };
+                if old_child.state != ChildState::Rekeying {
+                    return;
+                }
+                let (conn, index) = (old_child.conn.clone(), old_child.index);
+                self.log(
+                    env,
+                    LogGroup::Ike,
+                    1,
+                    "the peer does not have the CHILD_SA any more, a new one is made",
+                );
+                self.close_child(env, old);
+                self.enqueue(Task::CreateChild { conn, index });
+                return;
+            }
+            (NotifyType::TsUnacceptable, Some(old)) => {
+                let narrowed = self
+                    .children
+                    .get_mut(&old)
+                    .filter(|old| !old.offer_configured && old.state == ChildState::Rekeying);
+                if let Some(old_child) = narrowed {
+                    old_child.offer_configured = true;
+                    old_child.state = ChildState::Installed;
+                    self.remove_child(env, child);
+                    if !self.adopt_collision(env, &negotiation) {
+                        self.enqueue(Task::RekeyChild(old));
+                    }
+                    return;
+                }
+            }
+            _ => {}
+        }
+        let failure = ChildFailure::from_notify(kind);
+        self.negotiation_failed(env, now, *negotiation, &failure);
+    }
+
+    fn retry_creation(&mut self, env: &mut Env, now: Now, negotiation: &Negotiation) {
+        let wait = Duration::from_millis(2_000 + env.rng.below(4_000));
+        match negotiation.rekeys {
+            Some(old) => {
+                if let Some(old) = self.children.get_mut(&old)
+                    && old.state == ChildState::Rekeying
+                {
+                    old.state = ChildState::Installed;
+                    old.retry_at = Some(now.instant + wait);
+                }
+                self.arm_children(now);
+            }
+            None => {
+                if let Some((conn, index)) = self.retry_of.take() {
+                    self.delay(now, wait, Task::CreateChild { conn, index });
+                }
+            }
+        }
+    }
+
+    fn negotiation_failed(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        negotiation: Negotiation,
+        failure: &ChildFailure,
+    ) {
+        let (child, rekeys) = (negotiation.child, negotiation.rekeys);
+        if rekeys.is_some() && negotiation.collision.is_some() {
+            // Ours failed, the peer's did not: that one is the successor.
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                format!("own rekeying failed ({}), the peer's stands", failure.text),
+            );
+            self.remove_child(env, child);
+            self.adopt_collision(env, &negotiation);
+            return;
+        }
+        self.creation_failed(env, now, child, rekeys, failure);
+    }
+
+    fn creation_failed(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        child: ChildSaId,
+        rekeys: Option<ChildSaId>,
+        failure: &ChildFailure,
+    ) {
+        let Some(old) = rekeys else {
+            self.child_failed(env, now, child, failure);
+            return;
+        };
+        self.remove_child(env, child);
+        let wait = Duration::from_millis(10_000 + env.rng.below(10_000));
+        let Some(old_child) = self.children.get_mut(&old) else {
+            return;
+        };
+        if old_child.state == ChildState::Rekeying {
+            old_child.state = ChildState::Installed;
+            old_child.retry_at = Some(now.instant + wait);
+        }
+        let (name, connection) = (old_child.cfg().name.clone(), old_child.conn.name.clone());
+        self.arm_children(now);
+        self.log(
+            env,
+            LogGroup::Ike,
+            0,
+            format!(
+                "rekeying CHILD_SA {name}{{{old}}} failed: {}; next attempt in {} s",
+                failure.text,
+                wait.as_secs()
+            ),
+        );
+        env.count(
+            Some(connection.clone()),
+            crate::api::Counter::Failure(failure.reason),
+        );
+        env.event(Event::Failure {
+            connection: Some(connection),
+            reason: failure.reason,
+            text: format!("rekeying failed: {}", failure.text),
+        });
+        self.changed(env);
+    }
+
+    /// Takes the child that the peer made in a collision as the successor. False if there is none.
+    fn adopt_collision(&mut self, env: &mut Env, negotiation: &Negotiation) -> bool {
+        let (Some(old), Some((theirs, _))) = (negotiation.rekeys, &negotiation.collision) else {
+            return false;
+        };
+        if !self.children.contains_key(theirs) {
+            return false;
+        }
+        self.announce_rekey(env, old, *theirs);
+        true
+    }
+
+    /// The child with which the peer replaces `old` while this side's rekeying of it is under way.
+    pub(crate) fn collision_successor(
+        &mut self,
+        env: &mut Env,
+        old: ChildSaId,
+    ) -> Option<ChildSaId> {
+        let Active::CreatingChild(creating) = &mut self.active else {
+            return None;
+        };
+        let negotiation = creating.negotiation_mut();
+        if negotiation.rekeys != Some(old) {
+            return None;
+        }
+        let (theirs, _) = negotiation.collision.take()?;
+        negotiation.superseded = true;
+        self.announce_rekey(env, old, theirs);
+        Some(theirs)
+    }
+
+    fn install_created(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        negotiation: Box<Negotiation>,
+        suite: ChildSuite,
+        shared: Option<&Secret>,
+        nonce_r: Vec<u8>,
+    ) {
+        let id = negotiation.child;
+        match self.child_keys(&suite, shared, &negotiation.nonce, &nonce_r) {
+            Ok(keys) => {
+                let slot = Slot::Active;
+                let installing =
+                    self.install_child(env, now, id, keys, true, Outbound::Now, slot);
+                self.active = Active::CreatingChild(Box::new(Creating::Installation {
+                    installing,
+                    negotiation,
+                    nonce_r,
+                }));
+            }
+            Err(failure) => {
+                self.discard_agreed(env, now, id);
+                self.negotiation_failed(env, now, *negotiation, &failure);
+            }
+        }
+    }
+
+    /// A child that this side initiated is in the data plane.
+    fn created(&mut self, env: &mut Env, now: Now, negotiation: Negotiation, nonce_r: &[u8]) {
+        let id = negotiation.child;
+        let Some(old) = negotiation.rekeys else {
+            self.child_installed(env, now, id, true);
+            return;
+        };
+        let gone = !self.children.contains_key(&old);
+        self.child_installed(env, now, id, gone && !negotiation.superseded);
+        if negotiation.superseded {
+            self.enqueue(Task::DeleteChild(id));
+            return;
+        }
+        if gone {
+            return;
+        }
+        let collision = negotiation
+            .collision
+            .filter(|(theirs, _)| self.children.contains_key(theirs));
+        let Some((theirs, their_nonce)) = collision else {
+            self.announce_rekey(env, old, id);
+            self.rekeyed_from(old);
+            self.enqueue(Task::DeleteChild(old));
+            return;
+        };
+        // The SA made by the exchange with the lowest of the four nonces is the redundant one; its
+        // initiator deletes it, and the other one deletes the old SA (RFC 7296 section 2.8.1).
+        let our_nonce = negotiation.nonce.as_slice().min(nonce_r);
+        if our_nonce < their_nonce.as_slice() {
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                format!("both sides rekeyed CHILD_SA {{{old}}}; the peer's {{{theirs}}} is kept"),
+            );
+            self.announce_rekey(env, old, theirs);
+            self.enqueue(Task::DeleteChild(id));
+        } else {
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                format!("both sides rekeyed CHILD_SA {{{old}}}; our {{{id}}} is kept"),
+            );
+            self.announce_rekey(env, old, id);
+            self.rekeyed_from(old);
+            self.enqueue(Task::DeleteChild(old));
+        }
+    }
+
+    fn rekeyed_from(&mut self, old: ChildSaId) {
+        if let Some(old) = self.children.get_mut(&old) {
+            old.state = ChildState::Rekeyed;
+        }
+    }
+
+    /// An answer for the exchange under way.
+    pub(crate) fn creating_answer(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        state: Creating,
+        token: Token,
+        answer: Answer,
+    ) -> Option<Answer> {
+        match (state, answer) {
+            (
+                Creating::Preparation {
+                    negotiation,
+                    spi: Some(awaited),
+                    value,
+                    pair,
+                },
+                Answer::Plane(result),
+            ) if awaited == token => match result {
+                Ok(Outcome::Spi(spi)) => {
+                    if let Some(child) = self.children.get_mut(&negotiation.child) {
+                        child.spi_in = spi;
+                    }
+                    self.prepared(env, now, negotiation, None, value, pair);
+                }
+                Ok(Outcome::Done) | Err(_) => {
+                    let failure = spi_failure(result.err());
+                    self.negotiation_failed(env, now, *negotiation, &failure);
+                }
+            },
+            (
+                Creating::Preparation {
+                    negotiation,
+                    spi,
+                    value: Some(awaited),
+                    ..
+                },
+                Answer::Computed(Computed::Generated(result)),
+            ) if awaited == token => match result {
+                Ok(pair) => self.prepared(env, now, negotiation, spi, None, Some(pair)),
+                Err(error) => {
+                    let failure = ChildFailure::new(
+                        FailureReason::Resources,
+                        NotifyType::NoProposalChosen,
+                        error.to_string(),
+                    );
+                    self.negotiation_failed(env, now, *negotiation, &failure);
+                }
+            },
+            (
+                Creating::SharedSecret {
+                    token: awaited,
+                    negotiation,
+                    suite,
+                    nonce_r,
+                },
+                Answer::Computed(Computed::Agreed(result)),
+            ) if awaited == token => match result {
+                Ok(shared) => {
+                    self.install_created(env, now, negotiation, suite, Some(&shared), nonce_r);
+                }
+                Err(error) => {
+                    self.discard_agreed(env, now, negotiation.child);
+                    let failure = ChildFailure::new(
+                        FailureReason::PeerMisbehaved,
+                        NotifyType::InvalidSyntax,
+                        error.to_string(),
+                    );
+                    self.negotiation_failed(env, now, *negotiation, &failure);
+                }
+            },
+            (
+                Creating::Installation {
+                    mut installing,
+                    negotiation,
+                    nonce_r,
+                },
+                Answer::Plane(result),
+            ) => match installing.answer(token, result) {
+                None => {
+                    self.active = Active::CreatingChild(Box::new(Creating::Installation {
+                        installing,
+                        negotiation,
+                        nonce_r,
+                    }));
+                }
+                Some(Ok(())) => self.created(env, now, *negotiation, &nonce_r),
+                Some(Err(error)) => {
+                    self.discard_agreed(env, now, negotiation.child);
+                    let failure = plane_failure(&error);
+                    self.negotiation_failed(env, now, *negotiation, &failure);
+                }
+            },
+            (state, answer) => {
+                self.active = Active::CreatingChild(Box::new(state));
+                return Some(answer);
+            }
+        }
+        None
+    }
+
+    fn prepared(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        negotiation: Box<Negotiation>,
+        spi: Option<Token>,
+        value: Option<Token>,
+        pair: Option<KeyPair>,
+    ) {
+        if spi.is_some() || value.is_some() {
+            self.active = Active::CreatingChild(Box::new(Creating::Preparation {
+                negotiation,
+                spi,
+                value,
+                pair,
+            }));
+        } else {
+            if negotiation.rekeys.is_none()
+                && let Some(child) = self.children.get(&negotiation.child)
+            {
+                self.retry_of = Some((child.conn.clone(), child.index));
+            }
+            self.request_child(env, now, negotiation, pair);
+        }
+    }
+}
+
+// Responder.
+impl IkeSa {
+    /// A CREATE_CHILD_SA request.
+    pub(crate) fn handle_create_child(&mut self, env: &mut Env, now: Now, payloads: &[Payload]) {
+        let offer = ChildPayloads::of(payloads);
+        let for_ike = offer
+            .sa
+            .as_ref()
+            .and_then(|sa| sa.proposals.first())
+            .is_some_and(|p| p.proposal.protocol == ProtocolId::Ike);
+        if for_ike {
+            self.handle_rekey_request(env, now, &offer);
+            return;
+        }
+        let busy = self.state != IkeState::Established
+            || matches!(self.active, Active::Rekeying(_) | Active::DeletingIke);
+        if busy {
+            self.refuse_child(env, now, NotifyType::TemporaryFailure, "the IKE_SA is being replaced");
+            return;
+        }
+        if self.children.len() >= MAX_CHILDREN {
+            self.refuse_child(env, now, NotifyType::NoAdditionalSas, "there are too many");
+            return;
+        }
+        let (conn, only, rekeys) = match offer.rekeys {
+            None => (self.conn.clone(), None, None),
+            Some(spi) => match self.rekey_target(spi) {
+                Ok(old) => {
+                    let found = self.children.get(&old);
+                    (
+                        found.map(|old| old.conn.clone()),
+                        found.map(|old| old.index),
+                        Some(old),
+                    )
+                }
+                Err(NotifyType::ChildSaNotFound) => {
+                    let kind = NotifyType::ChildSaNotFound;
+                    let missing = NotifyPayload::for_child(kind, ProtocolId::Esp, spi);
+                    self.send_response(env, now, &[Payload::Notify(missing)]);
+                    self.log(
+                        env,
+                        LogGroup::Ike,
+                        1,
+                        format!("the peer rekeys CHILD_SA {spi:08x}, which does not exist"),
+                    );
+                    return;
+                }
+                Err(kind) => {
+                    self.refuse_child(env, now, kind, "it is being deleted or replaced");
+                    return;
+                }
+            },
+        };
+        let (Some(conn), Some(nonce_i)) = (conn, offer.nonce.clone()) else {
+            self.refuse_child(env, now, NotifyType::InvalidSyntax, "it has no nonce");
+            return;
+        };
+        let rule = KeyExchangeRule::Negotiate;
+        let selected = match self.select_child(env, &conn, only, rule, &offer) {
+            Ok(selected) => selected,
+            Err(failure) => {
+                self.refuse_child(env, now, failure.notify, &failure.text);
+                return;
+            }
+        };
+        let method = selected.chosen.suite.key_exchange;
+        let mut job = None;
+        if let Some(method) = method {
+            let fitting = offer.ke.filter(|ke| ke.method == method);
+            let (Some(ke), Ok(exchange)) = (fitting, env.crypto.key_exchange(method)) else {
+                let wanted = u16::from(method).to_be_bytes().to_vec();
+                let notify = NotifyPayload::new(NotifyType::InvalidKePayload, wanted);
+                self.send_response(env, now, &[Payload::Notify(notify)]);
+                self.log(
+                    env,
+                    LogGroup::Ike,
+                    1,
+                    format!("the peer is asked to use {method} for the CHILD_SA"),
+                );
+                return;
+            };
+            job = Some(Job::Respond {
+                method: exchange,
+                seed: env.rng.seed(),
+                peer: ke.data,
+            });
+        }
+        let child = self.new_child(env, &conn, selected.index, rekeys);
+        self.apply_selected(child, &selected);
+        let spi = self.alloc_spi(env, child, Slot::Passive);
+        let secret = job.map(|job| env.compute(self.id, Slot::Passive, job));
+        self.passive = Passive::CreatingChild(Box::new(Answering::Preparation(Box::new(
+            AnswerDraft {
+                child,
+                rekeys,
+                selected,
+                spi,
+                secret,
+                exchanged: None,
+                nonce_i,
+                nonce_r: env.rng.bytes(NONCE_LEN),
+            },
+        ))));
+        self.changed(env);
+    }
+
+    /// The child that the peer may rekey by this SPI of its.
+    fn rekey_target(&self, spi: u32) -> Result<ChildSaId, NotifyType> {
+        let child = self
+            .children
+            .values()
+            .find(|child| child.spi_out == spi && child.state != ChildState::Deleted)
+            .ok_or(NotifyType::ChildSaNotFound)?;
+        match child.state {
+            ChildState::Installed | ChildState::Rekeying if child.replaced_by.is_none() => {
+                Ok(child.id)
+            }
+            _ => Err(NotifyType::TemporaryFailure),
+        }
+    }
+
+    fn refuse_child(&mut self, env: &mut Env, now: Now, kind: NotifyType, why: &str) {
+        self.send_response(env, now, &[notify(kind)]);
+        self.log(
+            env,
+            LogGroup::Ike,
+            1,
+            format!("the peer's request for a CHILD_SA is refused with {kind}: {why}"),
+        );
+    }
+
+    /// An answer for the request that is being worked on.
+    pub(crate) fn answering_answer(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        state: Answering,
+        token: Token,
+        answer: Answer,
+    ) -> Option<Answer> {
+        match (state, answer) {
+            (Answering::Preparation(mut draft), Answer::Plane(result))
+                if draft.spi == Some(token) =>
+            {
+                draft.spi = None;
+                match result {
+                    Ok(Outcome::Spi(spi)) => {
+                        if let Some(child) = self.children.get_mut(&draft.child) {
+                            child.spi_in = spi;
+                        }
+                        self.continue_answer(env, now, draft);
+                    }
+                    Ok(Outcome::Done) | Err(_) => {
+                        let failure = spi_failure(result.err());
+                        self.answer_failed(env, now, &draft, &failure);
+                    }
+                }
+            }
+            (
+                Answering::Preparation(mut draft),
+                Answer::Computed(Computed::Responded(result)),
+            ) if draft.secret == Some(token) => {
+                draft.secret = None;
+                match result {
+                    Ok(exchanged) => {
+                        draft.exchanged = Some(exchanged);
+                        self.continue_answer(env, now, draft);
+                    }
+                    Err(error) => {
+                        let failure = ChildFailure::new(
+                            FailureReason::PeerMisbehaved,
+                            NotifyType::InvalidSyntax,
+                            error.to_string(),
+                        );
+                        self.answer_failed(env, now, &draft, &failure);
+                    }
+                }
+            }
+            (
+                Answering::Installation {
+                    mut installing,
+                    draft,
+                },
+                Answer::Plane(result),
+            ) => match installing.answer(token, result) {
+                None => {
+                    self.passive =
+                        Passive::CreatingChild(Box::new(Answering::Installation { installing, draft }));
+                }
+                Some(Ok(())) => self.answer_created(env, now, *draft),
+                Some(Err(error)) => {
+                    let failure = plane_failure(&error);
+                    self.answer_failed(env, now, &draft, &failure);
+                }
+            },
+            (state, answer) => {
+                self.passive = Passive::CreatingChild(Box::new(state));
+                return Some(answer);
+            }
+        }
+        None
+    }
+
+    fn answer_failed(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        draft: &AnswerDraft,
+        failure: &ChildFailure,
+    ) {
+        self.remove_child(env, draft.child);
+        self.refuse_child(env, now, failure.notify, &failure.text);
+    }
+
+    fn continue_answer(&mut self, env: &mut Env, now: Now, draft: Box<AnswerDraft>) {
+        if draft.spi.is_some() || draft.secret.is_some() {
+            self.passive = Passive::CreatingChild(Box::new(Answering::Preparation(draft)));
+            return;
+        }
+        if let Some(old) = draft.rekeys
+            && !self.children.get(&old).is_some_and(|old| old.is_live())
+        {
+            let failure = ChildFailure::new(
+                FailureReason::PeerError,
+                NotifyType::TemporaryFailure,
+                "the CHILD_SA went away while it was being rekeyed",
+            );
+            self.answer_failed(env, now, &draft, &failure);
+            return;
+        }
+        let shared = draft.exchanged.as_ref().map(|(_, secret)| secret);
+        let suite = draft.selected.chosen.suite;
+        match self.child_keys(&suite, shared, &draft.nonce_i, &draft.nonce_r) {
+            Ok(keys) => {
+                let outbound = if draft.rekeys.is_some() {
+                    Outbound::Later
+                } else {
+                    Outbound::Now
+                };
+                let slot = Slot::Passive;
+                let installing =
+                    self.install_child(env, now, draft.child, keys, false, outbound, slot);
+                self.passive =
+                    Passive::CreatingChild(Box::new(Answering::Installation { installing, draft }));
+            }
+            Err(failure) => self.answer_failed(env, now, &draft, &failure),
+        }
+    }
+
+    fn answer_created(&mut self, env: &mut Env, now: Now, draft: AnswerDraft) {
+        let mut payloads = Vec::new();
+        for payload in self.answer_child(draft.child, &draft.selected) {
+            let is_sa = matches!(payload, Payload::Sa(_));
+            payloads.push(payload);
+            if is_sa {
+                payloads.extend(NoncePayload::new(draft.nonce_r.clone()).map(Payload::Nonce));
+                if let (Some((public, _)), Some(method)) =
+                    (&draft.exchanged, draft.selected.chosen.suite.key_exchange)
+                {
+                    payloads.push(Payload::Ke(KePayload {
+                        method,
+                        data: public.clone(),
+                    }));
+                }
+            }
+        }
+        self.send_response(env, now, &payloads);
+        if self.dead {
+            return;
+        }
+        let Some(old) = draft.rekeys else {
+            self.child_installed(env, now, draft.child, true);
+            return;
+        };
+        self.child_installed(env, now, draft.child, false);
+        // Our own rekeying of the same SA may be under way; its outcome decides between the two.
+        if let Active::CreatingChild(creating) = &mut self.active
+            && creating.negotiation().rekeys == Some(old)
+            && !matches!(**creating, Creating::Preparation { .. })
+        {
+            let lower = draft.nonce_i.min(draft.nonce_r);
+            creating.negotiation_mut().collision = Some((draft.child, lower));
+            return;
+        }
+        self.announce_rekey(env, old, draft.child);
+        self.rekeyed_from(old);
+        self.arm_children(now);
+    }
+}
+
+/// The key exchange method to begin with: the first that is configured, if that is not `none`.
+fn preferred_method(proposals: &[Proposal]) -> Option<KeyExchangeId> {
+    let first = proposals
+        .iter()
+        .flat_map(|p| &p.transforms)
+        .find_map(|t| match t {
+            Transform::KeyExchange(id) => Some(*id),
+            _ => None,
+        })?;
+    (first != KeyExchangeId::None).then_some(first)
+}

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What all IKE SAs of an endpoint share, handed to each of them while it works.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use swanherd_ipsec::Identity;
+use swanherd_ipsec::plane::{Op, Outcome, SaId};
+
+use super::IkeSa;
+use super::policies::PolicyBook;
+use crate::api::{
+    Action, ChildSaId, Counter, Event, FailureReason, IkeSaId, LogGroup, LogLine, PlaneAnswer,
+    Settings, Token,
+};
+use crate::compute::Job;
+use crate::credentials::Credentials;
+use crate::crypto::{Provider, Rng};
+use crate::endpoint::connections::Connections;
+use crate::endpoint::half_open::HalfOpen;
+
+/// Which of the two things that an IKE SA may be doing waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// The exchange that this side initiated or prepares.
+    Active,
+    /// The peer's request that is being answered.
+    Passive,
+    /// A child outside of exchanges.
+    Child(ChildSaId),
+}
+
+/// What an answer is awaited for.
+#[derive(Clone, Debug)]
+pub(crate) enum PendingKind {
+    /// An SPI; if nobody wants it any more, it is given back.
+    Spi {
+        /// Its destination.
+        dst: IpAddr,
+    },
+    /// Another operation of the data plane.
+    Plane,
+    /// A computation.
+    Compute,
+    /// Addresses of a name.
+    Resolve(String),
+    /// A source address.
+    Source,
+}
+
+/// An [`Action`] that is to be answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    /// Whose.
+    pub(crate) sa: IkeSaId,
+    /// Which part of it.
+    pub(crate) slot: Slot,
+    /// What for.
+    pub(crate) kind: PendingKind,
+}
+
+/// What an IKE SA wants of the endpoint.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Take over the IKE SA that replaces another, or one that was set up for reauthentication.
+    Adopt(Box<IkeSa>),
+    /// It is established: run the uniqueness policy, tell who waits.
+    Established(IkeSaId),
+    /// A child is installed.
+    ChildUp {
+        /// Where.
+        ike: IkeSaId,
+        /// Connection.
+        connection: String,
+        /// Child.
+        child: String,
+    },
+    /// A child could not be brought up.
+    ChildFailed {
+        /// Where.
+        ike: IkeSaId,
+        /// Connection.
+        connection: String,
+        /// Child.
+        child: String,
+        /// Why.
+        reason: FailureReason,
+    },
+    /// Bring up a child again after a loss; `after` lets something else happen first.
+    Restart {
+        /// Connection.
+        connection: String,
+        /// Child.
+        child: String,
+        /// Not before.
+        after: Duration,
+        /// Because an attempt to bring it up failed, rather than because it was lost.
+        failed: bool,
+    },
+    /// Install the trap of a child after a loss.
+    Trap {
+        /// Connection.
+        connection: String,
+        /// Child.
+        child: String,
+    },
+    /// The peer authenticated as one that other IKE SAs are with; delete those.
+    ReplaceOthers {
+        /// The new one.
+        keep: IkeSaId,
+        /// Only because of INITIAL_CONTACT.
+        initial_contact: bool,
+    },
+    /// An IKE SA has been replaced by reauthentication; delete it.
+    FinishReauth {
+        /// Which.
+        old: IkeSaId,
+    },
+    /// Set up another IKE SA with these children, then delete this one.
+    Reauthenticate {
+        /// The old one.
+        old: IkeSaId,
+    },
+}
+
+/// Shared by all IKE SAs of an endpoint.
+pub(crate) struct Env {
+    pub(crate) settings: Settings,
+    pub(crate) crypto: Provider,
+    pub(crate) rng: Rng,
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) actions: VecDeque<Action>,
+    pub(crate) pending: BTreeMap<Token, Pending>,
+    pub(crate) requests: VecDeque<Request>,
+    pub(crate) connections: Connections,
+    pub(crate) policies: PolicyBook,
+    pub(crate) half_open: HalfOpen,
+    /// Own SPIs.
+    pub(crate) spis: BTreeMap<u64, IkeSaId>,
+    /// Inbound and outbound SAs of children.
+    pub(crate) by_sa: BTreeMap<SaId, (IkeSaId, ChildSaId)>,
+    /// Established IKE SAs by own and peer's identity.
+    pub(crate) by_identities: BTreeMap<(Identity, Identity), BTreeSet<IkeSaId>>,
+    next_token: Token,
+    next_ike: IkeSaId,
+    next_child: ChildSaId,
+    next_unique: u32,
+}
+
+impl Env {
+    pub(crate) fn new(settings: Settings, crypto: Provider, seed: [u8; 32]) -> Self {
+        let mut rng = Rng::new(seed);
+        let half_open = HalfOpen::new(&mut rng);
+        let policies = PolicyBook::new(settings.reqid_base);
+        Self {
+            settings,
+            crypto,
+            rng,
+            credentials: Arc::new(Credentials::default()),
+            actions: VecDeque::new(),
+            pending: BTreeMap::new(),
+            requests: VecDeque::new(),
+            connections: Connections::default(),
+            policies,
+            half_open,
+            spis: BTreeMap::new(),
+            by_sa: BTreeMap::new(),
+            by_identities: BTreeMap::new(),
+            next_token: 0,
+            next_ike: 0,
+            next_child: 0,
+            next_unique: 0,
+        }
+    }
+
+    pub(crate) fn new_ike_id(&mut self) -> IkeSaId {
+        self.next_ike = self.next_ike.wrapping_add(1).max(1);
+        self.next_ike
+    }
+
+    pub(crate) fn new_child_id(&mut self) -> ChildSaId {
+        self.next_child = self.next_child.wrapping_add(1).max(1);
+        self.next_child
+    }
+
+    /// A fresh value for `%unique` marks and interface ids.
+    pub(crate) fn new_unique(&mut self) -> u32 {
+        self.next_unique = self.next_unique.wrapping_add(1).max(1);
+        self.next_unique
+    }
+
+    /// An own SPI that is not in use; it is taken by `sa` at once, so that a message that uses it
+    /// is never early.
+    pub(crate) fn new_spi(&mut self, sa: IkeSaId) -> u64 {
+        loop {
+            let spi = self.rng.spi();
+            if let std::collections::btree_map::Entry::Vacant(entry) = self.spis.entry(spi) {
+                entry.insert(sa);
+                return spi;
+            }
+        }
+    }
+
+    /// A token that no action has yet.
+    pub(crate) fn new_token(&mut self) -> Token {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    /// Asks the data plane for something and awaits the answer.
+    pub(crate) fn plane(&mut self, sa: IkeSaId, slot: Slot, op: Op) -> Token {
+        let token = self.new_token();
+        let kind = match &op {
+            Op::AllocSpi { dst, .. } => PendingKind::Spi { dst: *dst },
+            _ => PendingKind::Plane,
+        };
+        self.pending.insert(token, Pending { sa, slot, kind });
+        self.actions.push_back(Action::Plane(token, op));
+        token
+    }
+
+    /// Asks the data plane for something that cannot fail in a way that matters here.
+    pub(crate) fn plane_forget(&mut self, op: Op) {
+        let token = self.new_token();
+        self.actions.push_back(Action::Plane(token, op));
+    }
+
+    /// Has something computed and awaits the result.
+    pub(crate) fn compute(&mut self, sa: IkeSaId, slot: Slot, job: Job) -> Token {
+        let token = self.new_token();
+        let kind = PendingKind::Compute;
+        self.pending.insert(token, Pending { sa, slot, kind });
+        self.actions.push_back(Action::Compute(token, job));
+        token
+    }
+
+    /// Has a name resolved.
+    pub(crate) fn resolve(&mut self, sa: IkeSaId, name: String) -> Token {
+        let token = self.new_token();
+        let kind = PendingKind::Resolve(name.clone());
+        let slot = Slot::Active;
+        self.pending.insert(token, Pending { sa, slot, kind });
+        self.actions.push_back(Action::Resolve(token, name));
+        token
+    }
+
+    /// Has the source address towards `remote` found.
+    pub(crate) fn source(&mut self, sa: IkeSaId, remote: IpAddr) -> Token {
+        let token = self.new_token();
+        let kind = PendingKind::Source;
+        let slot = Slot::Active;
+        self.pending.insert(token, Pending { sa, slot, kind });
+        self.actions.push_back(Action::Source(token, remote));
+        token
+    }
+
+    /// Gives back what an answer brought that nobody wants any more.
+    pub(crate) fn discard(&mut self, pending: &Pending, answer: &PlaneAnswer) {
+        if let (PendingKind::Spi { dst }, Ok(Outcome::Spi(spi))) = (&pending.kind, answer) {
+            let id = SaId {
+                spi: *spi,
+                dst: *dst,
+            };
+            self.plane_forget(Op::RemoveSa(id));
+        }
+    }
+
+    pub(crate) fn event(&mut self, event: Event) {
+        self.actions.push_back(Action::Event(event));
+    }
+
+    pub(crate) fn request(&mut self, request: Request) {
+        self.requests.push_back(request);
+    }
+
+    pub(crate) fn count(&mut self, connection: Option<String>, counter: Counter) {
+        self.event(Event::Counter {
+            connection,
+            counter,
+        });
+    }
+
+    /// Logs something that is not about one IKE SA.
+    pub(crate) fn log(&mut self, group: LogGroup, level: u8, message: impl Into<String>) {
+        self.event(Event::Log(LogLine {
+            group,
+            level,
+            ike_sa: None,
+            message: message.into(),
+        }));
+    }
+}
+
+impl std::fmt::Debug for Env {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Env")
+            .field("pending", &self.pending.len())
+            .field("actions", &self.actions.len())
+            .finish_non_exhaustive()
+    }
+}

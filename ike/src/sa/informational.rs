@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! INFORMATIONAL exchanges: deletion and liveness (RFC 7296 sections 1.4 and 2.4).
+
+use std::time::Duration;
+
+use swanherd_ipsec::ProtocolId;
+
+use super::env::{Env, Request};
+use super::lifecycle::DELETE_LIMIT;
+use super::timers::Timer;
+use super::{Active, IkeSa};
+use crate::api::{ChildSaId, ChildState, FailureReason, IkeState, LogGroup, Now};
+use crate::wire::{DeletePayload, ExchangeType, NotifyType, Payload};
+
+impl IkeSa {
+    /// A request of the peer's.
+    pub(crate) fn handle_informational(&mut self, env: &mut Env, now: Now, payloads: &[Payload]) {
+        let mut answer = Vec::new();
+        let mut delete_ike = false;
+        let mut failure = None;
+        for payload in payloads {
+            match payload {
+                Payload::Delete(DeletePayload::IkeSa) => delete_ike = true,
+                Payload::Delete(DeletePayload::Child { protocol, spis })
+                    if *protocol == ProtocolId::Esp =>
+                {
+                    for spi in spis {
+                        if let Some(own) = self.peer_deletes_child(env, now, *spi) {
+                            answer.push(own);
+                        }
+                    }
+                }
+                Payload::Notify(notify)
+                    if notify.notify_type == NotifyType::AuthenticationFailed =>
+                {
+                    failure = Some(notify.notify_type);
+                }
+                _ => {}
+            }
+        }
+        let mut response = Vec::new();
+        if !answer.is_empty() {
+            response.push(Payload::Delete(DeletePayload::Child {
+                protocol: ProtocolId::Esp,
+                spis: answer,
+            }));
+        }
+        if delete_ike {
+            response.clear();
+        }
+        self.send_response(env, now, &response);
+        if delete_ike {
+            self.adopt_twin(env, now);
+            self.peer_deletes_ike(env);
+        } else if let Some(kind) = failure {
+            let reason = FailureReason::LocalAuthFailed;
+            self.fail(env, now, reason, format!("the peer sent {kind}"));
+        }
+    }
+
+    fn peer_deletes_ike(&mut self, env: &mut Env) {
+        self.log(
+            env,
+            LogGroup::Ike,
+            1,
+            format!("{} deleted the IKE_SA", self.peer_text()),
+        );
+        let ours = matches!(self.active, Active::DeletingIke) && self.state == IkeState::Deleting;
+        let reason = if ours {
+            FailureReason::LocalDeleted
+        } else {
+            FailureReason::PeerDeleted
+        };
+        self.end(env, reason, "the peer deleted the IKE_SA".to_owned());
+    }
+
+    /// The peer deletes the CHILD SA that it receives on `spi`. Returns our SPI for the answer.
+    fn peer_deletes_child(&mut self, env: &mut Env, now: Now, spi: u32) -> Option<u32> {
+        let found = self
+            .children
+            .values()
+            .find(|child| child.spi_out == spi && child.state != ChildState::Deleted);
+        let Some(child) = found else {
+            self.log(
+                env,
+                LogGroup::Chd,
+                1,
+                format!("the peer deletes a CHILD_SA with SPI {spi:08x}, which does not exist"),
+            );
+            return None;
+        };
+        let (id, own, state) = (child.id, child.spi_in, child.state);
+        let (successor, name) = (child.replaced_by, child.cfg().name.clone());
+        let close = child.cfg().close_action;
+        let conn = child.conn.name.clone();
+        if matches!(self.active, Active::DeletingChild(deleting) if deleting == id) {
+            // Both sides delete it; each answers without SPI (RFC 7296 section 1.4.1).
+            return None;
+        }
+        self.log(
+            env,
+            LogGroup::Chd,
+            1,
+            format!("the peer deletes CHILD_SA {name}{{{id}}} with SPI {spi:08x}"),
+        );
+        if state == ChildState::Created || state == ChildState::Installing {
+            return None;
+        }
+        // Our own rekeying is under way, and the peer's is done: the peer's is the successor.
+        let successor = successor.or_else(|| self.collision_successor(env, id));
+        if let Some(successor) = successor {
+            self.install_outbound(env, successor);
+            self.retire_child(env, now, id);
+            return Some(own);
+        }
+        let announced = self.children.get(&id).is_some_and(|child| child.announced);
+        self.close_child(env, id);
+        if !announced {
+            return Some(own);
+        }
+        if close.start {
+            env.request(Request::Restart {
+                connection: conn.clone(),
+                child: name.clone(),
+                after: Duration::ZERO,
+                failed: false,
+            });
+        }
+        if close.trap {
+            env.request(Request::Trap {
+                connection: conn,
+                child: name,
+            });
+        }
+        Some(own)
+    }
+
+    /// Deletes a child at both ends.
+    pub(crate) fn start_child_delete(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let Some(child) = self.children.get_mut(&id) else {
+            return;
+        };
+        if matches!(child.state, ChildState::Deleting | ChildState::Deleted) {
+            return;
+        }
+        if child.spi_in == 0 || child.installed.is_none() {
+            self.close_child(env, id);
+            return;
+        }
+        child.state = ChildState::Deleting;
+        let (spi, name) = (child.spi_in, child.cfg().name.clone());
+        self.log(
+            env,
+            LogGroup::Ike,
+            1,
+            format!("deleting CHILD_SA {name}{{{id}}} with SPI {spi:08x}"),
+        );
+        let delete = Payload::Delete(DeletePayload::Child {
+            protocol: ProtocolId::Esp,
+            spis: vec![spi],
+        });
+        if self.send_request(env, now, ExchangeType::Informational, &[delete]) {
+            self.active = Active::DeletingChild(id);
+        }
+        self.changed(env);
+    }
+
+    /// The peer has confirmed that a child is deleted.
+    pub(crate) fn child_delete_answered(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        id: ChildSaId,
+        _payloads: &[Payload],
+    ) {
+        let Some(child) = self.children.get(&id) else {
+            return;
+        };
+        if let Some(successor) = child.replaced_by {
+            self.install_outbound(env, successor);
+            self.retire_child(env, now, id);
+            return;
+        }
+        let expired = child.installed.is_some() && child.expires_at.is_none();
+        let cfg = child.cfg();
+        let restart = (expired
+            && !cfg.life_time.is_zero()
+            && (cfg.start_action.start || cfg.dpd_action.start))
+            .then(|| Request::Restart {
+                connection: child.conn.name.clone(),
+                child: cfg.name.clone(),
+                after: Duration::ZERO,
+                failed: false,
+            });
+        self.close_child(env, id);
+        if let Some(restart) = restart {
+            env.request(restart);
+        }
+    }
+
+    /// Deletes the IKE SA at both ends.
+    pub(crate) fn start_ike_delete(&mut self, env: &mut Env, now: Now) {
+        self.log(
+            env,
+            LogGroup::Ike,
+            1,
+            format!(
+                "deleting IKE_SA {}[{}] with {}",
+                self.connection_name().unwrap_or_default(),
+                self.id,
+                self.peer_text()
+            ),
+        );
+        let delete = Payload::Delete(DeletePayload::IkeSa);
+        if !self.send_request(env, now, ExchangeType::Informational, &[delete]) {
+            return;
+        }
+        self.active = Active::DeletingIke;
+        if self.state != IkeState::Rekeyed {
+            self.state = IkeState::Deleting;
+        }
+        self.queue.clear();
+        self.timers.set(Timer::Delete, now.instant + DELETE_LIMIT);
+        self.changed(env);
+    }
+
+    /// The peer has confirmed that the IKE SA is deleted.
+    pub(crate) fn ike_delete_answered(&mut self, env: &mut Env, _now: Now) {
+        self.log(env, LogGroup::Ike, 1, "IKE_SA is deleted");
+        self.end(env, FailureReason::LocalDeleted, "deleted".to_owned());
+    }
+}

@@ -1,0 +1,1168 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Setting up an IKE SA from this side: IKE_SA_INIT and IKE_AUTH (RFC 7296 sections 1.2, 2.6,
+//! 2.7, 2.15 and 2.23).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use swanherd_config::identity::display_identity;
+use swanherd_config::model::{Childless, Fragmentation, HostSpec, IkeVersion};
+use swanherd_ipsec::plane::{Outcome, PlaneError};
+use swanherd_ipsec::proposal::{IkeSuite, Proposal};
+use swanherd_ipsec::registry::KeyExchangeId;
+use swanherd_ipsec::{Identity, Secret};
+
+use super::auth::{self, AuthFailure, LocalAuth, PeerCheck, Transcript};
+use super::child::{Installing, Outbound};
+use super::child_offer::{
+    ChildFailure, ChildPayloads, notify, usable_child_proposals, usable_ike_proposals,
+};
+use super::env::{Env, Request, Slot};
+use super::proposal::{self, KeyExchangeRule};
+use super::protect::Protection;
+use super::{Active, Answer, IkeSa, Task, nat};
+use crate::api::{
+    ChildSaId, ConnectionRef, Counter, Datagram, Event, FailureReason, IkeState, LogGroup, Now,
+    Token,
+};
+use crate::compute::{Computed, Job};
+use crate::crypto::auth::{ANNOUNCED_HASHES, HashId};
+use crate::crypto::{ChildKeys, IkeKeys, KeyPair};
+use crate::wire::{
+    AuthPayload, ExchangeType, KePayload, Message, NoncePayload, NotifyPayload, NotifyType,
+    Payload, SaPayload, SaProposal,
+};
+
+/// How often IKE_SA_INIT starts over because the responder wants another key exchange or a cookie.
+const MAX_RESTARTS: u32 = 8;
+/// Length of nonces, which is at least half of the largest PRF key (RFC 7296 section 2.10).
+pub(crate) const NONCE_LEN: usize = 32;
+
+/// States of an initiator, named for what they await.
+#[derive(Debug)]
+pub(crate) enum Initiating {
+    /// An address of the peer.
+    PeerAddress(Token),
+    /// The own address.
+    OwnAddress(Token),
+    /// A private value.
+    PrivateValue {
+        /// Of the computation.
+        token: Token,
+        /// What has been decided.
+        setup: Box<Setup>,
+    },
+    /// The response to IKE_SA_INIT.
+    InitResponse {
+        /// The private value.
+        pair: KeyPair,
+        /// What has been decided.
+        setup: Box<Setup>,
+    },
+    /// The shared secret.
+    SharedSecret {
+        /// Of the computation.
+        token: Token,
+        /// What was agreed.
+        agreed: Box<Agreed>,
+    },
+    /// The SPI of the child and the own signature.
+    Preparation(Box<Preparation>),
+    /// The response to IKE_AUTH.
+    AuthResponse(Box<AuthWait>),
+    /// Whether the peer's signature is right.
+    Verification {
+        /// Of the computation.
+        token: Token,
+        /// Waiting for it.
+        wait: Box<AuthWait>,
+        /// The response.
+        payloads: Vec<Payload>,
+    },
+    /// The data plane has the child.
+    Installation(Installing),
+}
+
+impl Initiating {
+    /// The child that is being made.
+    pub(crate) fn child(&self) -> Option<ChildSaId> {
+        match self {
+            Self::Preparation(preparation) => preparation.child,
+            Self::AuthResponse(wait) | Self::Verification { wait, .. } => wait.child,
+            Self::Installation(installing) => Some(installing.child),
+            _ => None,
+        }
+    }
+}
+
+/// What IKE_SA_INIT's request says.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    proposals: Vec<Proposal>,
+    method: KeyExchangeId,
+    nonce: Vec<u8>,
+    cookie: Option<Vec<u8>>,
+    restarts: u32,
+    request: Vec<u8>,
+}
+
+/// What IKE_SA_INIT's response says.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    suite: IkeSuite,
+    transcript: Transcript,
+    requested: Option<Vec<[u8; 20]>>,
+}
+
+/// On the way to the IKE_AUTH request.
+#[derive(Debug)]
+pub(crate) struct Preparation {
+    transcript: Transcript,
+    child: Option<ChildSaId>,
+    spi: Option<Token>,
+    signature: Option<Token>,
+    auth: Option<AuthPayload>,
+    certs: Vec<Payload>,
+}
+
+/// Waiting for the IKE_AUTH response.
+#[derive(Debug)]
+pub(crate) struct AuthWait {
+    transcript: Transcript,
+    child: Option<ChildSaId>,
+    proposals: Vec<Proposal>,
+}
+
+impl IkeSa {
+    /// Starts to set up the IKE SA of `conn` with these of its children.
+    pub(crate) fn initiate(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        conn: &ConnectionRef,
+        children: &[usize],
+    ) {
+        self.conn = Some(conn.clone());
+        self.state = IkeState::Connecting;
+        for index in children {
+            self.enqueue(Task::CreateChild {
+                conn: conn.clone(),
+                index: *index,
+            });
+        }
+        let unsupported = if conn.version == IkeVersion::V1 {
+            Some("IKEv1 is not supported".to_owned())
+        } else {
+            auth::unsupported(conn)
+        };
+        if let Some(text) = unsupported {
+            self.fail(env, now, FailureReason::Unsupported, text);
+            return;
+        }
+        if !conn.vips.is_empty() {
+            self.log(
+                env,
+                LogGroup::Cfg,
+                0,
+                format!("virtual addresses of {} are not requested: not supported", conn.name),
+            );
+        }
+        if let Some(pattern) = auth::remote_round(conn).and_then(|round| round.id.as_ref()) {
+            self.remote_id = pattern.identity().unwrap_or_else(Identity::any);
+        }
+        let targets: Vec<&HostSpec> = conn
+            .remote_addrs
+            .iter()
+            .filter(|host| matches!(host, HostSpec::Addr(_) | HostSpec::Name(_)))
+            .collect();
+        let turn = usize::try_from(self.attempt)
+            .unwrap_or(0)
+            .checked_rem(targets.len())
+            .unwrap_or(0);
+        match targets.get(turn) {
+            Some(HostSpec::Addr(addr)) => self.peer_found(env, now, *addr),
+            Some(HostSpec::Name(name)) => {
+                let token = env.resolve(self.id, name.clone());
+                self.active = Active::Initiating(Box::new(Initiating::PeerAddress(token)));
+            }
+            _ => self.fail(
+                env,
+                now,
+                FailureReason::Unreachable,
+                "the connection names no single address to initiate to".to_owned(),
+            ),
+        }
+    }
+
+    fn peer_found(&mut self, env: &mut Env, now: Now, addr: IpAddr) {
+        let Some(conn) = self.conn.clone() else {
+            return;
+        };
+        self.remote = SocketAddr::new(addr, conn.remote_port);
+        // A peer that listens elsewhere than on port 500 expects the non-ESP marker, which only
+        // the NAT-T socket speaks.
+        let port = if conn.remote_port != env.settings.port && conn.local_port == env.settings.port
+        {
+            env.settings.port_nat_t
+        } else {
+            conn.local_port
+        };
+        let own = conn.local_addrs.iter().find_map(|host| match host {
+            HostSpec::Addr(own) if own.is_ipv4() == addr.is_ipv4() => Some(*own),
+            _ => None,
+        });
+        let unspecified = if addr.is_ipv4() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+        } else {
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        };
+        self.local = SocketAddr::new(own.unwrap_or(unspecified), port);
+        if own.is_some() {
+            self.begin_init(env, now);
+        } else {
+            let token = env.source(self.id, addr);
+            self.active = Active::Initiating(Box::new(Initiating::OwnAddress(token)));
+        }
+    }
+
+    fn begin_init(&mut self, env: &mut Env, now: Now) {
+        let Some(conn) = self.conn.clone() else {
+            return;
+        };
+        self.local_id = self.default_local_id(env, &conn);
+        self.log(
+            env,
+            LogGroup::Ike,
+            0,
+            format!(
+                "initiating IKE_SA {}[{}] to {}",
+                conn.name,
+                self.id,
+                self.remote.ip()
+            ),
+        );
+        let proposals = usable_ike_proposals(env, &conn.proposals);
+        let Some(method) = proposal::key_exchanges(&proposals).first().copied() else {
+            self.fail(
+                env,
+                now,
+                FailureReason::Unsupported,
+                "none of the configured IKE proposals is supported".to_owned(),
+            );
+            return;
+        };
+        if self.spi_i == 0 {
+            self.spi_i = env.new_spi(self.id);
+        }
+        let setup = Setup {
+            proposals,
+            method,
+            nonce: env.rng.bytes(NONCE_LEN),
+            cookie: None,
+            restarts: 0,
+            request: Vec::new(),
+        };
+        self.generate(env, now, setup);
+        self.changed(env);
+    }
+
+    fn generate(&mut self, env: &mut Env, now: Now, setup: Setup) {
+        match env.crypto.key_exchange(setup.method) {
+            Ok(method) => {
+                let seed = env.rng.seed();
+                let token = env.compute(self.id, Slot::Active, Job::Generate { method, seed });
+                let setup = Box::new(setup);
+                self.active = Active::Initiating(Box::new(Initiating::PrivateValue { token, setup }));
+            }
+            Err(error) => self.fail(env, now, FailureReason::Unsupported, error.to_string()),
+        }
+    }
+
+    fn send_init(&mut self, env: &mut Env, now: Now, pair: KeyPair, mut setup: Box<Setup>) {
+        let Some(conn) = self.conn.clone() else {
+            return;
+        };
+        let mut payloads = Vec::new();
+        if let Some(cookie) = &setup.cookie {
+            payloads.push(Payload::Notify(NotifyPayload::new(
+                NotifyType::Cookie,
+                cookie.clone(),
+            )));
+        }
+        payloads.push(Payload::Sa(SaPayload {
+            proposals: (1..)
+                .zip(&setup.proposals)
+                .map(|(number, proposal)| SaProposal {
+                    number,
+                    spi: Vec::new(),
+                    proposal: proposal.clone(),
+                })
+                .collect(),
+        }));
+        payloads.push(Payload::Ke(KePayload {
+            method: setup.method,
+            data: pair.public().to_vec(),
+        }));
+        payloads.extend(NoncePayload::new(setup.nonce.clone()).map(Payload::Nonce));
+        self.nat.fake = env.settings.force_encap || conn.encap;
+        payloads.extend(nat::notifies(
+            self.spi_i,
+            0,
+            self.local,
+            self.remote,
+            self.nat.fake,
+        ));
+        if conn.fragmentation != Fragmentation::No {
+            payloads.push(notify(NotifyType::FragmentationSupported));
+        }
+        if env.settings.signature_authentication {
+            payloads.push(hash_notify());
+        }
+        let message = Message {
+            header: self.header(ExchangeType::IkeSaInit, 0, false),
+            payloads,
+        };
+        self.log(env, LogGroup::Enc, 1, format!("sending {message}"));
+        match message.emit() {
+            Ok(raw) => {
+                setup.request.clone_from(&raw);
+                self.outbound.next_id = 0;
+                self.launch(env, now, ExchangeType::IkeSaInit, vec![raw]);
+                self.active = Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
+            }
+            Err(error) => self.fail(env, now, FailureReason::Unsupported, error.to_string()),
+        }
+    }
+
+    /// The response to IKE_SA_INIT, which nothing authenticates yet.
+    pub(crate) fn handle_init_response(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        datagram: &Datagram,
+        message: &Message,
+    ) {
+        if message.header.message_id != 0 || message.header.spi_i != self.spi_i {
+            return;
+        }
+        let Active::Initiating(state) = std::mem::replace(&mut self.active, Active::Idle) else {
+            return;
+        };
+        let Initiating::InitResponse { pair, setup } = *state else {
+            self.active = Active::Initiating(state);
+            return;
+        };
+        self.last_inbound = now.instant;
+        self.count_message(env, ExchangeType::IkeSaInit, true, true);
+        self.log(env, LogGroup::Enc, 1, format!("received {message}"));
+        if let Some(critical) = message.unsupported_critical() {
+            self.log(
+                env,
+                LogGroup::Enc,
+                1,
+                format!("response with unknown critical payload {critical} dropped"),
+            );
+            self.active = Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
+            return;
+        }
+        let has_sa = message.payloads.iter().any(|p| matches!(p, Payload::Sa(_)));
+        if !has_sa {
+            self.init_refused(env, now, message, pair, setup);
+            return;
+        }
+        self.landed();
+        let agreed = match self.read_init(env, datagram, message, &setup) {
+            Ok(agreed) => agreed,
+            Err((reason, text)) => {
+                self.fail(env, now, reason, text);
+                return;
+            }
+        };
+        let (peer_value, agreed) = agreed;
+        let token = env.compute(
+            self.id,
+            Slot::Active,
+            Job::Agree {
+                pair,
+                peer: peer_value,
+            },
+        );
+        let agreed = Box::new(agreed);
+        self.active = Active::Initiating(Box::new(Initiating::SharedSecret { token, agreed }));
+    }
+
+    /// A response without SA: a cookie, another key exchange, or no.
+    fn init_refused(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        message: &Message,
+        pair: KeyPair,
+        mut setup: Box<Setup>,
+    ) {
+        if setup.restarts >= MAX_RESTARTS {
+            self.fail(
+                env,
+                now,
+                FailureReason::PeerMisbehaved,
+                "the peer keeps asking to start over".to_owned(),
+            );
+            return;
+        }
+        setup.restarts += 1;
+        if let Some(cookie) = message.notify(NotifyType::Cookie) {
+            if cookie.data.is_empty() || cookie.data.len() > 64 {
+                self.active = Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
+                return;
+            }
+            self.landed();
+            self.log(env, LogGroup::Ike, 1, "the peer asks for a cookie");
+            setup.cookie = Some(cookie.data.clone());
+            self.send_init(env, now, pair, setup);
+            return;
+        }
+        if let Some(wanted) = message.notify(NotifyType::InvalidKePayload) {
+            let method = <[u8; 2]>::try_from(wanted.data.as_slice())
+                .map(|octets| KeyExchangeId::from(u16::from_be_bytes(octets)));
+            let offered = proposal::key_exchanges(&setup.proposals);
+            let acceptable = method
+                .ok()
+                .filter(|method| offered.contains(method) && *method != setup.method);
+            self.landed();
+            let Some(method) = acceptable else {
+                self.fail(
+                    env,
+                    now,
+                    FailureReason::PeerMisbehaved,
+                    "the peer asks for a key exchange method that was not offered".to_owned(),
+                );
+                return;
+            };
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                format!("the peer prefers {method} to {}", setup.method),
+            );
+            setup.method = method;
+            self.generate(env, now, *setup);
+            return;
+        }
+        let error = message
+            .notifies()
+            .find(|notify| notify.notify_type.is_error())
+            .map(|notify| notify.notify_type);
+        let Some(kind) = error else {
+            self.active = Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
+            return;
+        };
+        self.landed();
+        let reason = match kind {
+            NotifyType::NoProposalChosen => FailureReason::IkeProposalMismatch,
+            _ => FailureReason::PeerError,
+        };
+        if kind == NotifyType::NoProposalChosen {
+            env.event(Event::Alert {
+                kind: "proposal-mismatch-ike",
+                sa: Some(Box::new(self.info_without_children())),
+            });
+        }
+        self.fail(env, now, reason, format!("the peer answered {kind}"));
+    }
+
+    fn read_init(
+        &mut self,
+        env: &mut Env,
+        datagram: &Datagram,
+        message: &Message,
+        setup: &Setup,
+    ) -> Result<(Vec<u8>, Agreed), AuthFailure> {
+        let misbehaved = |text: &str| (FailureReason::PeerMisbehaved, text.to_owned());
+        let parts = ChildPayloads::of(&message.payloads);
+        let (Some(sa), Some(ke), Some(nonce)) = (parts.sa, parts.ke, parts.nonce) else {
+            return Err(misbehaved("the response lacks SA, KE or nonce"));
+        };
+        if message.header.spi_r == 0 {
+            return Err(misbehaved("the response has no responder SPI"));
+        }
+        let [theirs] = sa.proposals.as_slice() else {
+            return Err(misbehaved("the response does not have one proposal"));
+        };
+        let chosen = proposal::select_ike(
+            &setup.proposals,
+            std::slice::from_ref(&theirs.proposal),
+            true,
+        )
+        .ok_or_else(|| misbehaved("the peer chose a proposal that was not offered"))?;
+        if ke.method != setup.method || chosen.suite.key_exchange != setup.method {
+            return Err(misbehaved(
+                "the peer chose another key exchange than it answered with",
+            ));
+        }
+        self.spi_r = message.header.spi_r;
+        self.suite = Some(chosen.suite);
+        self.read_features(message);
+        let fake = self.nat.fake;
+        self.nat = nat::detect(message, self.spi_i, self.spi_r, self.local, datagram.remote);
+        self.nat.fake = fake && self.nat.supported;
+        if self.nat.local || self.nat.remote {
+            let who = match (self.nat.local, self.nat.remote) {
+                (true, true) => "both sides are",
+                (true, false) => "this side is",
+                _ => "the peer is",
+            };
+            self.log(env, LogGroup::Ike, 1, format!("{who} behind a NAT"));
+        }
+        let requested = auth::requested_authorities(&message.payloads);
+        Ok((
+            ke.data,
+            Agreed {
+                suite: chosen.suite,
+                transcript: Transcript {
+                    request: setup.request.clone(),
+                    response: datagram.payload.clone(),
+                    nonce_i: setup.nonce.clone(),
+                    nonce_r: nonce,
+                },
+                requested,
+            },
+        ))
+    }
+
+    /// Notes what the peer's IKE_SA_INIT message says that it can do.
+    pub(crate) fn read_features(&mut self, message: &Message) {
+        let has = |kind| message.notify(kind).is_some();
+        self.peer.fragmentation = has(NotifyType::FragmentationSupported);
+        self.peer.childless = has(NotifyType::ChildlessSupported);
+        self.peer.hashes = message
+            .notify(NotifyType::SignatureHashAlgorithms)
+            .map(|notify| {
+                let (pairs, _) = notify.data.as_chunks::<2>();
+                pairs
+                    .iter()
+                    .map(|pair| HashId::from(u16::from_be_bytes(*pair)))
+                    .collect()
+            })
+            .unwrap_or_default();
+    }
+
+    /// Derives the keys of the IKE SA.
+    pub(crate) fn derive_keys(
+        &mut self,
+        suite: IkeSuite,
+        shared: &Secret,
+        nonce_i: &[u8],
+        nonce_r: &[u8],
+    ) -> Result<(), AuthFailure> {
+        let keys = IkeKeys::initial(&suite, shared, nonce_i, nonce_r, self.spi_i, self.spi_r)
+            .map_err(|error| (FailureReason::Unsupported, error.to_string()))?;
+        let protection = Protection::new(&suite, &keys, self.initiator)
+            .map_err(|error| (FailureReason::Unsupported, error.to_string()))?;
+        self.keys = Some(keys);
+        self.protection = Some(protection);
+        Ok(())
+    }
+
+    fn prepare_auth(&mut self, env: &mut Env, now: Now, agreed: Box<Agreed>) {
+        let Some(conn) = self.conn.clone() else {
+            return;
+        };
+        // With a NAT in the way, and towards peers that expect it, everything that follows uses
+        // the NAT-T ports.
+        if self.nat.supported && (self.nat.any() || conn.mobike) {
+            if self.remote.port() == 500 {
+                self.remote.set_port(4500);
+            }
+            if self.local.port() == env.settings.port {
+                self.local.set_port(env.settings.port_nat_t);
+            }
+        }
+        let childless_wanted = matches!(conn.childless, Childless::Prefer | Childless::Force);
+        if conn.childless == Childless::Force && !self.peer.childless {
+            self.fail(
+                env,
+                now,
+                FailureReason::Unsupported,
+                "the peer does not support IKE_SAs without children, which is required".to_owned(),
+            );
+            return;
+        }
+        let first = match self.queue.front() {
+            Some(Task::CreateChild { conn, index })
+                if !(childless_wanted && self.peer.childless) =>
+            {
+                Some((conn.clone(), *index))
+            }
+            _ => None,
+        };
+        if first.is_none() && !self.peer.childless {
+            self.fail(
+                env,
+                now,
+                FailureReason::Unsupported,
+                "the peer does not support IKE_SAs without children".to_owned(),
+            );
+            return;
+        }
+        let transcript = agreed.transcript;
+        let made = self.local_auth(env, &conn, &transcript, agreed.requested.as_deref());
+        let (auth, job, certs) = match made {
+            Ok(LocalAuth::Ready(auth)) => (Some(auth), None, Vec::new()),
+            Ok(LocalAuth::Sign { job, certs }) => (None, Some(job), certs),
+            Err((reason, text)) => {
+                self.fail(env, now, reason, text);
+                return;
+            }
+        };
+        let mut child = None;
+        let mut spi = None;
+        if let Some((conn, index)) = first {
+            self.queue.pop_front();
+            let id = self.new_child(env, &conn, index, None);
+            child = Some(id);
+            spi = self.alloc_spi(env, id, Slot::Active);
+        }
+        let signature = job.map(|job| env.compute(self.id, Slot::Active, job));
+        let preparation = Preparation {
+            transcript,
+            child,
+            spi,
+            signature,
+            auth,
+            certs,
+        };
+        self.continue_preparation(env, now, Box::new(preparation));
+    }
+
+    fn continue_preparation(&mut self, env: &mut Env, now: Now, preparation: Box<Preparation>) {
+        if preparation.spi.is_some() || preparation.signature.is_some() {
+            self.active = Active::Initiating(Box::new(Initiating::Preparation(preparation)));
+            return;
+        }
+        let Preparation {
+            transcript,
+            child,
+            auth,
+            certs,
+            ..
+        } = *preparation;
+        let (Some(conn), Some(auth)) = (self.conn.clone(), auth) else {
+            return;
+        };
+        let mut payloads = vec![Payload::IdI(self.local_id.clone())];
+        payloads.extend(certs);
+        let alone = !env
+            .by_identities
+            .contains_key(&(self.local_id.clone(), self.remote_id.clone()));
+        if alone && self.supersedes.is_none() && conn.unique != swanherd_config::model::Unique::Never
+        {
+            payloads.push(notify(NotifyType::InitialContact));
+        }
+        payloads.extend(auth::certificate_request(env, Some(&conn)));
+        if !self.remote_id.is_any() {
+            payloads.push(Payload::IdR(self.remote_id.clone()));
+        }
+        payloads.push(Payload::Auth(auth));
+        let mut proposals = Vec::new();
+        if let Some(id) = child {
+            if let Some(child) = self.children.get(&id) {
+                let usable = usable_child_proposals(env, child.cfg());
+                proposals = proposal::without_key_exchange(&usable);
+            }
+            payloads.extend(self.offer_child(id, &proposals));
+        }
+        let shown = Message {
+            header: self.header(ExchangeType::IkeAuth, 1, false),
+            payloads,
+        };
+        self.log(env, LogGroup::Enc, 1, format!("sending {shown}"));
+        if self.send_request(env, now, ExchangeType::IkeAuth, &shown.payloads) {
+            let wait = Box::new(AuthWait {
+                transcript,
+                child,
+                proposals,
+            });
+            self.active = Active::Initiating(Box::new(Initiating::AuthResponse(wait)));
+        }
+    }
+
+    /// The response to IKE_AUTH.
+    pub(crate) fn handle_auth_response(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        state: Initiating,
+        payloads: &[Payload],
+    ) {
+        let Initiating::AuthResponse(wait) = state else {
+            self.active = Active::Initiating(Box::new(state));
+            return;
+        };
+        let mut auth = None;
+        let mut id_r = None;
+        for payload in payloads {
+            match payload {
+                Payload::Auth(found) => auth = Some(found.clone()),
+                Payload::IdR(found) => id_r = Some(found.clone()),
+                Payload::Eap(_) => {
+                    self.drop_auth_child(env, &wait);
+                    let text = "the peer asks for EAP, which is not supported".to_owned();
+                    self.reject_peer(env, now, FailureReason::Unsupported, text);
+                    return;
+                }
+                _ => {}
+            }
+        }
+        let (Some(auth), Some(conn)) = (auth, self.conn.clone()) else {
+            let error = ChildPayloads::of(payloads).error;
+            self.drop_auth_child(env, &wait);
+            let (reason, text) = match error {
+                Some((NotifyType::AuthenticationFailed, _)) => {
+                    env.event(Event::Alert {
+                        kind: "local-auth-failed",
+                        sa: Some(Box::new(self.info_without_children())),
+                    });
+                    (
+                        FailureReason::LocalAuthFailed,
+                        "the peer answered AUTHENTICATION_FAILED".to_owned(),
+                    )
+                }
+                Some((kind, _)) => (
+                    FailureReason::PeerError,
+                    format!("the peer answered {kind}"),
+                ),
+                None => (
+                    FailureReason::PeerMisbehaved,
+                    "the peer's response has no AUTH".to_owned(),
+                ),
+            };
+            self.fail(env, now, reason, text);
+            return;
+        };
+        let Some(id_r) = id_r else {
+            self.drop_auth_child(env, &wait);
+            let text = "the peer's response has no IDr".to_owned();
+            self.reject_peer(env, now, FailureReason::PeerMisbehaved, text);
+            return;
+        };
+        self.remote_id = id_r;
+        match self.peer_auth(env, now, &conn, &wait.transcript, &auth, payloads) {
+            Ok(PeerCheck::Accepted) => self.peer_accepted(env, now, *wait, payloads),
+            Ok(PeerCheck::Verify(job)) => {
+                let token = env.compute(self.id, Slot::Active, job);
+                self.active = Active::Initiating(Box::new(Initiating::Verification {
+                    token,
+                    wait,
+                    payloads: payloads.to_vec(),
+                }));
+            }
+            Err((reason, text)) => {
+                self.drop_auth_child(env, &wait);
+                self.reject_peer(env, now, reason, text);
+            }
+        }
+    }
+
+    fn drop_auth_child(&mut self, env: &mut Env, wait: &AuthWait) {
+        if let Some(id) = wait.child {
+            self.remove_child(env, id);
+        }
+    }
+
+    /// The responder is not who it should be: it is told, once.
+    fn reject_peer(&mut self, env: &mut Env, now: Now, reason: FailureReason, text: String) {
+        if reason == FailureReason::PeerAuthFailed {
+            env.event(Event::Alert {
+                kind: "peer-auth-failed",
+                sa: Some(Box::new(self.info_without_children())),
+            });
+        }
+        let failed = notify(NotifyType::AuthenticationFailed);
+        self.send_request(env, now, ExchangeType::Informational, &[failed]);
+        self.fail(env, now, reason, text);
+    }
+
+    fn peer_accepted(&mut self, env: &mut Env, now: Now, wait: AuthWait, payloads: &[Payload]) {
+        self.read_auth_notifies(env, payloads);
+        self.establish(env, now);
+        let Some(id) = wait.child else {
+            self.after_auth(env);
+            return;
+        };
+        let answer = ChildPayloads::of(payloads);
+        let accepted = self.accept_child(
+            env,
+            id,
+            &wait.proposals,
+            KeyExchangeRule::Ignore,
+            &answer,
+        );
+        let suite = match accepted {
+            Ok(suite) => suite,
+            Err(failure) => {
+                // What the peer has installed on its side has to go.
+                if answer.sa.is_some() {
+                    self.discard_agreed(env, now, id);
+                }
+                self.child_failed(env, now, id, &failure);
+                self.after_auth(env);
+                return;
+            }
+        };
+        let keys = self.child_keys(&suite, None, &wait.transcript.nonce_i, &wait.transcript.nonce_r);
+        let keys = match keys {
+            Ok(keys) => keys,
+            Err(failure) => {
+                self.child_failed(env, now, id, &failure);
+                self.after_auth(env);
+                return;
+            }
+        };
+        let installing =
+            self.install_child(env, now, id, keys, true, Outbound::Now, Slot::Active);
+        self.active = Active::Initiating(Box::new(Initiating::Installation(installing)));
+    }
+
+    /// Derives the keys of a child.
+    pub(crate) fn child_keys(
+        &self,
+        suite: &swanherd_ipsec::proposal::ChildSuite,
+        shared: Option<&Secret>,
+        nonce_i: &[u8],
+        nonce_r: &[u8],
+    ) -> Result<ChildKeys, ChildFailure> {
+        let unsupported = |text: String| {
+            ChildFailure::new(
+                FailureReason::Unsupported,
+                NotifyType::NoProposalChosen,
+                text,
+            )
+        };
+        let (Some(ike), Some(keys)) = (self.suite, self.keys.as_ref()) else {
+            return Err(unsupported("the IKE_SA has no keys".to_owned()));
+        };
+        ChildKeys::derive(ike.prf, &keys.d, suite, shared, nonce_i, nonce_r)
+            .map_err(|error| unsupported(error.to_string()))
+    }
+
+    /// Notes what an IKE_AUTH message says besides.
+    pub(crate) fn read_auth_notifies(&mut self, env: &mut Env, payloads: &[Payload]) {
+        for payload in payloads {
+            let Payload::Notify(notify) = payload else {
+                continue;
+            };
+            match notify.notify_type {
+                NotifyType::MobikeSupported => self.peer.mobike = true,
+                NotifyType::EspTfcPaddingNotSupported => self.peer.no_tfc = true,
+                NotifyType::AuthLifetime => {
+                    if let Ok(seconds) = <[u8; 4]>::try_from(notify.data.as_slice()) {
+                        self.log(
+                            env,
+                            LogGroup::Ike,
+                            1,
+                            format!(
+                                "the peer wants reauthentication within {} s; the configuration \
+                                 decides",
+                                u32::from_be_bytes(seconds)
+                            ),
+                        );
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A child of the peer's agreement is not to be: deletes it at the peer.
+    pub(crate) fn discard_agreed(&mut self, _env: &mut Env, _now: Now, id: ChildSaId) {
+        // The child is removed by the caller; only its SPI has to be named to the peer.
+        if let Some(child) = self.children.get(&id)
+            && child.spi_in != 0
+        {
+            self.enqueue(Task::DeleteSpi(child.spi_in));
+        }
+    }
+
+    /// A child could not be brought up.
+    pub(crate) fn child_failed(
+        &mut self,
+        env: &mut Env,
+        _now: Now,
+        id: ChildSaId,
+        failure: &ChildFailure,
+    ) {
+        let Some(child) = self.children.get(&id) else {
+            return;
+        };
+        let (connection, name) = (child.conn.name.clone(), child.cfg().name.clone());
+        self.log(
+            env,
+            LogGroup::Ike,
+            0,
+            format!("establishing CHILD_SA {name}{{{id}}} failed: {}", failure.text),
+        );
+        let kind = match failure.reason {
+            FailureReason::ChildProposalMismatch => Some("proposal-mismatch-child"),
+            FailureReason::SelectorMismatch => Some("ts-mismatch"),
+            FailureReason::DataPlane => Some("install-child-sa-failed"),
+            _ => None,
+        };
+        let sa = Box::new(self.info_without_children());
+        for kind in kind.into_iter().chain(["keep-on-child-sa-failure"]) {
+            let sa = Some(sa.clone());
+            env.event(Event::Alert { kind, sa });
+        }
+        env.count(Some(connection.clone()), Counter::Failure(failure.reason));
+        env.event(Event::Failure {
+            connection: Some(connection.clone()),
+            reason: failure.reason,
+            text: failure.text.clone(),
+        });
+        self.remove_child(env, id);
+        env.request(Request::ChildFailed {
+            ike: self.id,
+            connection,
+            child: name,
+            reason: failure.reason,
+        });
+        if env.settings.close_ike_on_child_failure {
+            self.enqueue(Task::DeleteIke);
+        }
+    }
+
+    /// IKE_AUTH is done, with or without a child.
+    fn after_auth(&mut self, _env: &mut Env) {
+        if self.supersedes.is_some() {
+            self.enqueue(Task::FinishReauth);
+        }
+    }
+
+    /// An answer for the exchange under way.
+    pub(crate) fn initiating_answer(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        state: Initiating,
+        token: Token,
+        answer: Answer,
+    ) -> Option<Answer> {
+        match (state, answer) {
+            (Initiating::PeerAddress(awaited), Answer::Resolved(addrs)) if awaited == token => {
+                let own_v4 = self.conn.as_ref().and_then(|conn| {
+                    conn.local_addrs.iter().find_map(|host| match host {
+                        HostSpec::Addr(own) => Some(own.is_ipv4()),
+                        HostSpec::Any(family) => *family,
+                        _ => None,
+                    })
+                });
+                let fitting = addrs
+                    .iter()
+                    .find(|addr| own_v4.is_none_or(|v4| v4 == addr.is_ipv4()));
+                match fitting {
+                    Some(addr) => self.peer_found(env, now, *addr),
+                    None => self.fail(
+                        env,
+                        now,
+                        FailureReason::Unreachable,
+                        "the peer's name has no usable address".to_owned(),
+                    ),
+                }
+            }
+            (Initiating::OwnAddress(awaited), Answer::Source(addr)) if awaited == token => {
+                match addr {
+                    Some(addr) => {
+                        self.local.set_ip(addr);
+                        self.begin_init(env, now);
+                    }
+                    None => self.fail(
+                        env,
+                        now,
+                        FailureReason::Unreachable,
+                        format!("no route to {}", self.remote.ip()),
+                    ),
+                }
+            }
+            (
+                Initiating::PrivateValue {
+                    token: awaited,
+                    setup,
+                },
+                Answer::Computed(Computed::Generated(result)),
+            ) if awaited == token => match result {
+                Ok(pair) => self.send_init(env, now, pair, setup),
+                Err(error) => self.fail(env, now, FailureReason::Resources, error.to_string()),
+            },
+            (
+                Initiating::SharedSecret {
+                    token: awaited,
+                    agreed,
+                },
+                Answer::Computed(Computed::Agreed(result)),
+            ) if awaited == token => {
+                let derived = result
+                    .map_err(|error| (FailureReason::PeerMisbehaved, error.to_string()))
+                    .and_then(|shared| {
+                        let Transcript {
+                            nonce_i, nonce_r, ..
+                        } = &agreed.transcript;
+                        self.derive_keys(agreed.suite, &shared, nonce_i, nonce_r)
+                    });
+                match derived {
+                    Ok(()) => self.prepare_auth(env, now, agreed),
+                    Err((reason, text)) => self.fail(env, now, reason, text),
+                }
+            }
+            (Initiating::Preparation(preparation), answer) => {
+                return self.preparation_answer(env, now, preparation, token, answer);
+            }
+            (
+                Initiating::Verification {
+                    token: awaited,
+                    wait,
+                    payloads,
+                },
+                Answer::Computed(Computed::Verified(result)),
+            ) if awaited == token => match result {
+                Ok(verified) => {
+                    self.log(
+                        env,
+                        LogGroup::Ike,
+                        1,
+                        format!(
+                            "authentication of {} with {} is right",
+                            display_identity(&self.remote_id),
+                            verified.scheme.name()
+                        ),
+                    );
+                    self.peer_accepted(env, now, *wait, &payloads);
+                }
+                Err(error) => {
+                    self.drop_auth_child(env, &wait);
+                    let reason = FailureReason::PeerAuthFailed;
+                    self.reject_peer(env, now, reason, error.to_string());
+                }
+            },
+            (Initiating::Installation(mut installing), Answer::Plane(answer)) => {
+                let id = installing.child;
+                match installing.answer(token, answer) {
+                    None => {
+                        self.active =
+                            Active::Initiating(Box::new(Initiating::Installation(installing)));
+                    }
+                    Some(result) => {
+                        self.installed_or_failed(env, now, id, result);
+                        self.after_auth(env);
+                    }
+                }
+            }
+            (state, answer) => {
+                self.active = Active::Initiating(Box::new(state));
+                return Some(answer);
+            }
+        }
+        None
+    }
+
+    fn preparation_answer(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        mut preparation: Box<Preparation>,
+        token: Token,
+        answer: Answer,
+    ) -> Option<Answer> {
+        match answer {
+            Answer::Plane(result) if preparation.spi == Some(token) => {
+                preparation.spi = None;
+                match result {
+                    Ok(Outcome::Spi(spi)) => {
+                        if let Some(child) =
+                            preparation.child.and_then(|id| self.children.get_mut(&id))
+                        {
+                            child.spi_in = spi;
+                        }
+                    }
+                    Ok(Outcome::Done) | Err(_) => {
+                        // Without an SPI there is no child, and without a child no IKE_AUTH, unless
+                        // the peer can do without.
+                        let text = spi_failure(result.err());
+                        if let Some(id) = preparation.child.take() {
+                            self.child_failed(env, now, id, &text);
+                        }
+                        if !self.peer.childless {
+                            self.fail(env, now, FailureReason::DataPlane, text.text);
+                            return None;
+                        }
+                    }
+                }
+            }
+            Answer::Computed(Computed::Signed(result)) if preparation.signature == Some(token) => {
+                preparation.signature = None;
+                match result {
+                    Ok((method, data)) => preparation.auth = Some(AuthPayload { method, data }),
+                    Err(error) => {
+                        if let Some(id) = preparation.child {
+                            self.remove_child(env, id);
+                        }
+                        self.fail(env, now, FailureReason::MissingCredentials, error.to_string());
+                        return None;
+                    }
+                }
+            }
+            answer => {
+                self.active = Active::Initiating(Box::new(Initiating::Preparation(preparation)));
+                return Some(answer);
+            }
+        }
+        self.continue_preparation(env, now, preparation);
+        None
+    }
+
+    /// The data plane has a child, or not.
+    pub(crate) fn installed_or_failed(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        id: ChildSaId,
+        result: Result<(), PlaneError>,
+    ) -> bool {
+        match result {
+            Ok(()) => {
+                self.child_installed(env, now, id, true);
+                true
+            }
+            Err(error) => {
+                self.discard_agreed(env, now, id);
+                let failure = plane_failure(&error);
+                self.child_failed(env, now, id, &failure);
+                false
+            }
+        }
+    }
+}
+
+/// The data plane gave no SPI.
+pub(crate) fn spi_failure(error: Option<PlaneError>) -> ChildFailure {
+    let text = error.map_or_else(
+        || "the data plane gave no SPI".to_owned(),
+        |error| error.to_string(),
+    );
+    ChildFailure::new(FailureReason::DataPlane, NotifyType::NoProposalChosen, text)
+}
+
+/// The data plane refused an SA or a policy.
+pub(crate) fn plane_failure(error: &PlaneError) -> ChildFailure {
+    ChildFailure::new(
+        FailureReason::DataPlane,
+        NotifyType::NoProposalChosen,
+        error.to_string(),
+    )
+}
+
+/// SIGNATURE_HASH_ALGORITHMS with what this build verifies.
+pub(crate) fn hash_notify() -> Payload {
+    let data = ANNOUNCED_HASHES
+        .iter()
+        .flat_map(|hash| u16::from(*hash).to_be_bytes())
+        .collect();
+    Payload::Notify(NotifyPayload::new(NotifyType::SignatureHashAlgorithms, data))
+}

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How an IKE SA becomes established, what its timers do, and how it ends.
+
+use std::time::Duration;
+
+use super::env::{Env, Request};
+use super::timers::Timer;
+use super::{Active, IkeSa, Passive, Task};
+use crate::api::{
+    Action, ChildSaId, ChildState, Event, FailureReason, IkeState, LogGroup, Now, Transmit,
+};
+use crate::wire::{ExchangeType, NotifyPayload, NotifyType, Payload};
+
+/// How long a peer has to confirm that an IKE SA is deleted, beyond which nobody waits.
+pub(crate) const DELETE_LIMIT: Duration = Duration::from_secs(10);
+
+impl IkeSa {
+    /// Both sides are authenticated.
+    pub(crate) fn establish(&mut self, env: &mut Env, now: Now) {
+        self.set_established(env, now);
+        let line = format!(
+            "IKE_SA {}[{}] is established between {}[{}] and {}",
+            self.connection_name().unwrap_or_default(),
+            self.id,
+            self.local.ip(),
+            swanherd_config::identity::display_identity(&self.local_id),
+            self.peer_text()
+        );
+        self.log(env, LogGroup::Ike, 0, line);
+        self.announced = true;
+        let sa = Box::new(self.info_without_children());
+        env.event(Event::IkeUpDown { up: true, sa });
+        env.request(Request::Established(self.id));
+        self.changed(env);
+    }
+
+    /// Enters ESTABLISHED with all its timers, without telling.
+    pub(crate) fn set_established(&mut self, env: &mut Env, now: Now) {
+        self.state = IkeState::Established;
+        self.established = Some(now.instant);
+        self.last_inbound = now.instant;
+        self.no_longer_half_open(env);
+        self.timers.stop(Timer::HalfOpen);
+        let key = (self.local_id.clone(), self.remote_id.clone());
+        env.by_identities.entry(key).or_default().insert(self.id);
+        let Some(conn) = self.conn.clone() else {
+            return;
+        };
+        let mut jittered = |time: Duration| {
+            let range = u64::try_from(conn.rand_time.as_millis()).unwrap_or(u64::MAX);
+            let jitter = Duration::from_millis(env.rng.below(range.saturating_add(1)));
+            now.instant + time.saturating_sub(jitter).max(Duration::from_secs(1))
+        };
+        let rekey = (!conn.rekey_time.is_zero()).then(|| jittered(conn.rekey_time));
+        let reauth = (!conn.reauth_time.is_zero()).then(|| jittered(conn.reauth_time));
+        let longest = match (conn.rekey_time, conn.reauth_time) {
+            (a, b) if a.is_zero() => b,
+            (a, b) if b.is_zero() => a,
+            (a, b) => a.min(b),
+        };
+        self.timers.put(Timer::Rekey, rekey);
+        self.timers.put(Timer::Reauth, reauth);
+        let hard = (!longest.is_zero()).then(|| now.instant + longest + conn.over_time);
+        self.timers.put(Timer::HardLifetime, hard);
+        let dpd = (!conn.dpd_delay.is_zero()).then(|| now.instant + conn.dpd_delay);
+        self.timers.put(Timer::Dpd, dpd);
+        self.arm_keepalive(env, now);
+    }
+
+    /// No longer counts as half open.
+    pub(crate) fn no_longer_half_open(&mut self, env: &mut Env) {
+        if std::mem::take(&mut self.half_open) {
+            env.half_open.remove(self.remote.ip());
+        }
+    }
+
+    /// Arms NAT keepalives if this side is behind a NAT (RFC 3948 section 4).
+    pub(crate) fn arm_keepalive(&mut self, env: &Env, now: Now) {
+        let due = (self.nat.local && !env.settings.keep_alive.is_zero())
+            .then(|| now.instant + env.settings.keep_alive);
+        self.timers.put(Timer::Keepalive, due);
+    }
+
+    /// Time has passed.
+    pub(crate) fn handle_timeout(&mut self, env: &mut Env, now: Now) {
+        if self.dead {
+            return;
+        }
+        if self.timers.take_due(Timer::Delete, now.instant) {
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                format!("{} did not confirm the deletion in time", self.remote),
+            );
+            self.end(env, FailureReason::LocalDeleted, String::new());
+            return;
+        }
+        if self.timers.take_due(Timer::HalfOpen, now.instant) {
+            env.event(Event::Alert {
+                kind: "half-open-timeout",
+                sa: Some(Box::new(self.info_without_children())),
+            });
+            let text = format!("{} did not complete the handshake in time", self.remote);
+            self.fail(env, now, FailureReason::Timeout, text);
+            return;
+        }
+        if self.timers.take_due(Timer::HardLifetime, now.instant) {
+            env.event(Event::Alert {
+                kind: "ike-sa-expired",
+                sa: Some(Box::new(self.info_without_children())),
+            });
+            self.expire(env, now);
+            return;
+        }
+        if self.timers.take_due(Timer::Passive, now.instant) {
+            self.abandon_request(env, now);
+        }
+        if self.timers.take_due(Timer::Retransmit, now.instant) {
+            self.retransmit(env, now);
+            if self.dead {
+                return;
+            }
+        }
+        if self.timers.take_due(Timer::Keepalive, now.instant) {
+            self.keepalive(env, now);
+        }
+        if self.timers.take_due(Timer::Dpd, now.instant) {
+            self.check_liveness(env, now);
+        }
+        if self.timers.take_due(Timer::Rekey, now.instant) && self.state == IkeState::Established {
+            self.queue_task(env, now, Task::RekeyIke);
+        }
+        if self.timers.take_due(Timer::Reauth, now.instant) && self.state == IkeState::Established {
+            self.queue_task(env, now, Task::ReauthIke);
+        }
+        if self.timers.take_due(Timer::Child, now.instant) {
+            self.check_children(env, now);
+        }
+        if self.timers.take_due(Timer::Retry, now.instant) {
+            self.serve_delayed(now);
+        }
+        self.proceed(env, now);
+    }
+
+    /// Deletes this IKE SA whatever else is under way; after `limit` nobody waits for the peer.
+    pub(crate) fn delete_at_once(&mut self, env: &mut Env, now: Now, limit: Duration) {
+        if self.dead || matches!(self.active, Active::DeletingIke) {
+            return;
+        }
+        self.cancel_active(env);
+        self.start_ike_delete(env, now);
+        self.bound_delete(now, limit);
+    }
+
+    /// Ends this IKE SA after `limit` at the latest.
+    pub(crate) fn bound_delete(&mut self, now: Now, limit: Duration) {
+        if !self.dead {
+            self.timers.set(Timer::Delete, now.instant + limit);
+        }
+    }
+
+    /// The data plane sees the peer's packets come from elsewhere.
+    pub(crate) fn mapping_changed(&mut self, env: &mut Env, now: Now, remote: std::net::SocketAddr) {
+        if !self.nat.remote || self.remote == remote || !self.is_established() {
+            return;
+        }
+        let sa = Box::new(self.info_without_children());
+        let local = self.local;
+        env.event(Event::IkeUpdate { sa, local, remote });
+        self.log(
+            env,
+            LogGroup::Knl,
+            1,
+            format!("the peer's NAT mapping changed from {} to {remote}", self.remote),
+        );
+        self.remote = remote;
+        self.move_children(env);
+        self.arm_keepalive(env, now);
+        self.changed(env);
+    }
+
+    /// The IKE SA that was to take over by reauthentication did not come to be.
+    pub(crate) fn retry_reauth(&mut self, env: &mut Env, now: Now) {
+        if self.state == IkeState::Established {
+            self.log(env, LogGroup::Ike, 0, "reauthentication failed, it is tried again");
+            self.timers
+                .set(Timer::Reauth, now.instant + Duration::from_secs(30));
+        }
+    }
+
+    fn keepalive(&mut self, env: &mut Env, now: Now) {
+        let interval = env.settings.keep_alive;
+        let quiet = now.instant.saturating_duration_since(self.last_outbound);
+        if quiet >= interval {
+            self.last_outbound = now.instant;
+            env.actions.push_back(Action::Transmit(Transmit {
+                local: self.local,
+                remote: self.remote,
+                payload: vec![0xff],
+                dscp: self.conn.as_ref().map_or(0, |conn| conn.dscp),
+                keepalive: true,
+            }));
+        }
+        let due = self.last_outbound + interval;
+        self.timers.set(Timer::Keepalive, due);
+    }
+
+    fn check_liveness(&mut self, env: &mut Env, now: Now) {
+        let Some(delay) = self.conn.as_ref().map(|conn| conn.dpd_delay) else {
+            return;
+        };
+        if delay.is_zero() {
+            return;
+        }
+        let quiet = now.instant.saturating_duration_since(self.last_inbound);
+        let idle = matches!(self.active, Active::Idle) && self.queue.is_empty();
+        if quiet < delay {
+            self.timers.set(Timer::Dpd, self.last_inbound + delay);
+        } else {
+            // A request that is in flight shows as well as a probe whether the peer lives.
+            if idle && self.is_established() {
+                self.queue_task(env, now, Task::Probe);
+            }
+            self.timers.set(Timer::Dpd, now.instant + delay);
+        }
+    }
+
+    /// What is due of the children.
+    fn check_children(&mut self, env: &mut Env, now: Now) {
+        let due = |at: Option<std::time::Instant>| at.is_some_and(|at| at <= now.instant);
+        let ids: Vec<ChildSaId> = self.children.keys().copied().collect();
+        for id in ids {
+            let Some(child) = self.children.get(&id) else {
+                continue;
+            };
+            if due(child.remove_at) {
+                self.remove_child(env, id);
+                continue;
+            }
+            let live = matches!(
+                child.state,
+                ChildState::Installed | ChildState::Rekeying | ChildState::Rekeyed
+            );
+            if live && due(child.expires_at) {
+                self.child_expired(env, now, id);
+                continue;
+            }
+            let (install, rekey) = (
+                due(child.install_out_at),
+                child.state == ChildState::Installed
+                    && due(child.retry_at.or(child.rekey_at)),
+            );
+            if install {
+                self.install_outbound(env, id);
+            }
+            if rekey {
+                self.rekey_child(env, now, id);
+            }
+        }
+        self.arm_children(now);
+    }
+
+    /// A child reached the end of its lifetime.
+    pub(crate) fn child_expired(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let Some(child) = self.children.get_mut(&id) else {
+            return;
+        };
+        child.expires_at = None;
+        let name = child.cfg().name.clone();
+        self.log(
+            env,
+            LogGroup::Chd,
+            1,
+            format!("CHILD_SA {name}{{{id}}} has reached the end of its lifetime"),
+        );
+        self.queue_task(env, now, Task::DeleteChild(id));
+    }
+
+    /// A child is to be rekeyed now, unless that is under way.
+    pub(crate) fn rekey_child(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let Some(child) = self.children.get_mut(&id) else {
+            return;
+        };
+        if child.state != ChildState::Installed || child.replaced_by.is_some() {
+            return;
+        }
+        child.rekey_at = None;
+        child.retry_at = None;
+        self.queue_task(env, now, Task::RekeyChild(id));
+    }
+
+    fn abandon_request(&mut self, env: &mut Env, now: Now) {
+        if self.inbound.processing.is_none() {
+            return;
+        }
+        self.log(
+            env,
+            LogGroup::Job,
+            1,
+            "answering the peer's request takes too long, it is refused",
+        );
+        self.cancel_passive(env);
+        let notify = NotifyPayload::new(NotifyType::TemporaryFailure, Vec::new());
+        self.refuse(env, now, notify);
+    }
+
+    /// Forgets what was being answered, and removes a child that was being made for it.
+    pub(crate) fn cancel_passive(&mut self, env: &mut Env) {
+        let child = match std::mem::replace(&mut self.passive, Passive::Idle) {
+            Passive::Idle => None,
+            Passive::Responding(state) => state.child(),
+            Passive::CreatingChild(state) => state.child(),
+            Passive::Rekeying(state) => {
+                state.release(env);
+                None
+            }
+        };
+        if let Some(id) = child {
+            self.close_child(env, id);
+        }
+    }
+
+    /// Forgets the exchange under way.
+    pub(crate) fn cancel_active(&mut self, env: &mut Env) {
+        self.landed();
+        let child = match std::mem::replace(&mut self.active, Active::Idle) {
+            Active::Initiating(state) => state.child(),
+            Active::CreatingChild(state) => state.child(),
+            Active::Rekeying(state) => {
+                state.release(env);
+                None
+            }
+            _ => None,
+        };
+        if let Some(id) = child {
+            self.close_child(env, id);
+        }
+    }
+
+    /// The lifetime of the IKE SA is over.
+    fn expire(&mut self, env: &mut Env, now: Now) {
+        self.log(env, LogGroup::Ike, 1, "IKE_SA has reached the end of its lifetime");
+        self.failure = Some((
+            FailureReason::Expired,
+            "the lifetime of the IKE_SA is over".to_owned(),
+        ));
+        self.farewell(env, now);
+        let text = "the lifetime of the IKE_SA is over".to_owned();
+        self.fail(env, now, FailureReason::Expired, text);
+    }
+
+    /// Tells the peer once that the IKE SA is deleted, without waiting for an answer.
+    pub(crate) fn farewell(&mut self, env: &mut Env, now: Now) {
+        if self.protection.is_none() || self.state == IkeState::Connecting {
+            return;
+        }
+        self.cancel_active(env);
+        let delete = Payload::Delete(crate::wire::DeletePayload::IkeSa);
+        self.send_request(env, now, ExchangeType::Informational, &[delete]);
+    }
+
+    /// The peer does not answer.
+    pub(crate) fn peer_timed_out(&mut self, env: &mut Env, now: Now, text: String) {
+        if self.state == IkeState::Deleting {
+            self.end(env, FailureReason::LocalDeleted, text);
+            return;
+        }
+        self.fail(env, now, FailureReason::Timeout, text);
+    }
+
+    /// Ends because something went wrong.
+    pub(crate) fn fail(&mut self, env: &mut Env, _now: Now, reason: FailureReason, text: String) {
+        if self.dead {
+            return;
+        }
+        let what = if self.announced {
+            "is lost"
+        } else {
+            "could not be established"
+        };
+        self.log(
+            env,
+            LogGroup::Ike,
+            0,
+            format!(
+                "IKE_SA {}[{}] with {} {what}: {text}",
+                self.connection_name().unwrap_or_else(|| "(unnamed)".to_owned()),
+                self.id,
+                self.peer_text()
+            ),
+        );
+        env.count(self.connection_name(), crate::api::Counter::Failure(reason));
+        env.event(Event::Failure {
+            connection: self.connection_name(),
+            reason,
+            text: text.clone(),
+        });
+        self.end(env, reason, text);
+    }
+
+    /// Ends. Children go with it; what the configuration wants to happen then is set off.
+    pub(crate) fn end(&mut self, env: &mut Env, reason: FailureReason, text: String) {
+        if self.dead {
+            return;
+        }
+        self.dead = true;
+        self.failure.get_or_insert((reason, text));
+        self.no_longer_half_open(env);
+        self.landed();
+        self.timers.clear();
+        self.cancel_active(env);
+        self.cancel_passive(env);
+        if let Some(twin) = self.rekey_twin.take() {
+            env.spis.remove(&twin.sa.own_spi());
+        }
+        self.request_restarts(env, reason);
+        // A replaced IKE SA goes silently: its successor speaks for the children.
+        if self.state != IkeState::Rekeyed && !self.redundant {
+            self.state = IkeState::Deleting;
+            let sa = Box::new(self.info_without_children());
+            env.event(Event::IkeUpDown { up: false, sa });
+        }
+        let ids: Vec<ChildSaId> = self.children.keys().copied().collect();
+        for id in ids {
+            self.close_child(env, id);
+        }
+        self.state = IkeState::Destroying;
+        env.event(Event::Gone(self.id));
+    }
+
+    /// Asks for what `dpd_action`, `close_action` and `start_action` say about a lost IKE SA.
+    fn request_restarts(&self, env: &mut Env, reason: FailureReason) {
+        if self.state == IkeState::Rekeyed || self.redundant || self.supersedes.is_some() {
+            return;
+        }
+        let Some(conn) = &self.conn else {
+            return;
+        };
+        if reason == FailureReason::LocalDeleted {
+            return;
+        }
+        for (index, cfg) in conn.children.iter().enumerate() {
+            let had = self.children.values().any(|child| {
+                child.index == index && child.conn.name == conn.name && child.is_live()
+            });
+            let wanted = self.queue.iter().any(|task| task.wants_child(index));
+            if !had && !(wanted || !self.announced) {
+                continue;
+            }
+            let action = if reason == FailureReason::PeerDeleted {
+                cfg.close_action
+            } else {
+                cfg.dpd_action
+            };
+            if (had && action.start) || cfg.start_action.start {
+                env.request(Request::Restart {
+                    connection: conn.name.clone(),
+                    child: cfg.name.clone(),
+                    after: Duration::ZERO,
+                    failed: !self.announced,
+                });
+            }
+            if had && action.trap {
+                env.request(Request::Trap {
+                    connection: conn.name.clone(),
+                    child: cfg.name.clone(),
+                });
+            }
+        }
+    }
+}

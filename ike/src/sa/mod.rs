@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One IKE SA and its children.
+//!
+//! An IKE SA does at most two things at a time, as its window size of 1 has it: an exchange that
+//! it initiated (`active`) and a request of the peer's that it answers (`passive`). Each is a
+//! value that is consumed by what happens next and yields its successor, so no half-changed state
+//! survives an error. Whatever takes long leaves as an [`crate::api::Action`] with a token, and the
+//! state that awaits the answer holds the token; an answer that no state awaits any more is
+//! undone.
+
+mod auth;
+mod child;
+mod child_offer;
+mod create_child;
+pub(crate) mod env;
+mod exchange;
+mod inbound;
+mod informational;
+pub(crate) mod initiator;
+mod lifecycle;
+pub(crate) mod narrow;
+mod nat;
+pub(crate) mod policies;
+pub(crate) mod proposal;
+mod protect;
+mod rekey;
+pub(crate) mod responder;
+mod tasks;
+mod timers;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use swanherd_config::identity::display_identity;
+use swanherd_ipsec::Identity;
+use swanherd_ipsec::proposal::IkeSuite;
+
+use self::env::{Env, Slot};
+use self::exchange::{Inbound, Outbound};
+use self::nat::Nat;
+use self::protect::{Protection, Reassembly};
+use self::timers::Timers;
+use crate::api::{
+    ChildSaId, ConnectionRef, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, LogGroup,
+    LogLine, Now, PlaneAnswer, Token,
+};
+use crate::compute::Computed;
+use crate::crypto::IkeKeys;
+use crate::crypto::auth::HashId;
+
+pub(crate) use self::child::ChildSa;
+pub(crate) use self::tasks::Task;
+
+/// An answer to an action.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// Of the data plane.
+    Plane(PlaneAnswer),
+    /// Of a computation.
+    Computed(Computed),
+    /// Addresses of a name.
+    Resolved(Vec<std::net::IpAddr>),
+    /// A source address.
+    Source(Option<std::net::IpAddr>),
+}
+
+/// What the peer can do, as it said.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PeerFeatures {
+    /// IKEV2_FRAGMENTATION_SUPPORTED.
+    pub(crate) fragmentation: bool,
+    /// SIGNATURE_HASH_ALGORITHMS.
+    pub(crate) hashes: Vec<HashId>,
+    /// CHILDLESS_IKEV2_SUPPORTED.
+    pub(crate) childless: bool,
+    /// MOBIKE_SUPPORTED.
+    pub(crate) mobike: bool,
+    /// ESP_TFC_PADDING_NOT_SUPPORTED is remembered per IKE SA; we never pad.
+    pub(crate) no_tfc: bool,
+}
+
+/// The exchange that this side initiated, or prepares to.
+#[derive(Debug)]
+pub(crate) enum Active {
+    /// None.
+    Idle,
+    /// IKE_SA_INIT and IKE_AUTH.
+    Initiating(Box<initiator::Initiating>),
+    /// CREATE_CHILD_SA for a child.
+    CreatingChild(Box<create_child::Creating>),
+    /// CREATE_CHILD_SA for the IKE SA.
+    Rekeying(Box<rekey::Rekeying>),
+    /// INFORMATIONAL that deletes children.
+    DeletingChild(ChildSaId),
+    /// INFORMATIONAL that deletes the IKE SA.
+    DeletingIke,
+    /// An empty INFORMATIONAL.
+    Probing,
+}
+
+/// A request of the peer's that is being worked on.
+#[derive(Debug)]
+pub(crate) enum Passive {
+    /// None.
+    Idle,
+    /// IKE_SA_INIT and IKE_AUTH.
+    Responding(Box<responder::Responding>),
+    /// CREATE_CHILD_SA for a child.
+    CreatingChild(Box<create_child::Answering>),
+    /// CREATE_CHILD_SA for the IKE SA.
+    Rekeying(Box<rekey::Answering>),
+}
+
+/// An IKE SA.
+#[derive(Debug)]
+pub(crate) struct IkeSa {
+    pub(crate) id: IkeSaId,
+    /// Whether this side is the original initiator.
+    pub(crate) initiator: bool,
+    pub(crate) state: IkeState,
+    pub(crate) conn: Option<ConnectionRef>,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    pub(crate) local_id: Identity,
+    pub(crate) remote_id: Identity,
+    pub(crate) spi_i: u64,
+    pub(crate) spi_r: u64,
+    pub(crate) nat: Nat,
+    pub(crate) suite: Option<IkeSuite>,
+    pub(crate) keys: Option<IkeKeys>,
+    pub(crate) protection: Option<Protection>,
+    pub(crate) peer: PeerFeatures,
+    pub(crate) timers: Timers,
+    pub(crate) outbound: Outbound,
+    pub(crate) inbound: Inbound,
+    pub(crate) reassembly: Reassembly,
+    pub(crate) active: Active,
+    pub(crate) passive: Passive,
+    pub(crate) queue: VecDeque<Task>,
+    pub(crate) children: BTreeMap<ChildSaId, ChildSa>,
+    pub(crate) established: Option<Instant>,
+    pub(crate) last_inbound: Instant,
+    pub(crate) last_outbound: Instant,
+    /// Interface ids of the connection, once drawn.
+    pub(crate) if_id: Option<(u32, u32)>,
+    /// Whether it counts as half open.
+    pub(crate) half_open: bool,
+    /// The IKE SA that this one is to take over from by reauthentication.
+    pub(crate) supersedes: Option<IkeSaId>,
+    /// The IKE SA that was made by a rekey of this one and waits for the outcome of a collision.
+    pub(crate) rekey_twin: Option<Box<rekey::Twin>>,
+    /// The IKE SA that has replaced this one.
+    pub(crate) successor: Option<IkeSaId>,
+    /// Whether it goes without a word, because it lost a rekey collision.
+    pub(crate) redundant: bool,
+    /// Source and SPI of the IKE_SA_INIT request that made it.
+    pub(crate) init_key: Option<(SocketAddr, u64)>,
+    /// Why it ended.
+    pub(crate) failure: Option<(FailureReason, String)>,
+    /// Whether the endpoint may remove it.
+    pub(crate) dead: bool,
+    /// Whether the world knows that it is up.
+    pub(crate) announced: bool,
+    /// The child that the request in flight is for, to be tried again if the peer is busy.
+    pub(crate) retry_of: Option<(ConnectionRef, usize)>,
+    /// Tasks that wait for a while before they are queued.
+    pub(crate) delayed: Vec<(Instant, Task)>,
+    /// How many attempts came before, for the choice of the address.
+    pub(crate) attempt: u32,
+}
+
+impl IkeSa {
+    /// A new IKE SA in state CREATED.
+    pub(crate) fn new(
+        id: IkeSaId,
+        initiator: bool,
+        local: SocketAddr,
+        remote: SocketAddr,
+        now: Now,
+    ) -> Self {
+        Self {
+            id,
+            initiator,
+            state: IkeState::Created,
+            conn: None,
+            local,
+            remote,
+            local_id: Identity::any(),
+            remote_id: Identity::any(),
+            spi_i: 0,
+            spi_r: 0,
+            nat: Nat::default(),
+            suite: None,
+            keys: None,
+            protection: None,
+            peer: PeerFeatures::default(),
+            timers: Timers::default(),
+            outbound: Outbound::default(),
+            inbound: Inbound::default(),
+            reassembly: Reassembly::default(),
+            active: Active::Idle,
+            passive: Passive::Idle,
+            queue: VecDeque::new(),
+            children: BTreeMap::new(),
+            established: None,
+            last_inbound: now.instant,
+            last_outbound: now.instant,
+            if_id: None,
+            half_open: false,
+            supersedes: None,
+            rekey_twin: None,
+            successor: None,
+            redundant: false,
+            init_key: None,
+            failure: None,
+            dead: false,
+            announced: false,
+            retry_of: None,
+            delayed: Vec::new(),
+            attempt: 0,
+        }
+    }
+
+    /// The SPI that this side chose.
+    pub(crate) fn own_spi(&self) -> u64 {
+        if self.initiator {
+            self.spi_i
+        } else {
+            self.spi_r
+        }
+    }
+
+    /// Whether children can be negotiated.
+    pub(crate) fn is_established(&self) -> bool {
+        matches!(self.state, IkeState::Established | IkeState::Rekeying)
+    }
+
+    /// The next moment at which [`Self::handle_timeout`] has something to do.
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        if self.dead { None } else { self.timers.next() }
+    }
+
+    /// The connection's name, or `None` before one is chosen.
+    pub(crate) fn connection_name(&self) -> Option<String> {
+        self.conn.as_ref().map(|conn| conn.name.clone())
+    }
+
+    /// For listings.
+    pub(crate) fn info(&self) -> IkeSaInfo {
+        let mut info = self.info_without_children();
+        info.children = self
+            .children
+            .iter()
+            .map(|(id, child)| (*id, child.info()))
+            .collect();
+        info
+    }
+
+    /// For events about the IKE SA alone.
+    pub(crate) fn info_without_children(&self) -> IkeSaInfo {
+        let established = self.state == IkeState::Established;
+        IkeSaInfo {
+            id: self.id,
+            connection: self.connection_name(),
+            state: self.state,
+            local: self.local,
+            remote: self.remote,
+            local_id: self.local_id.clone(),
+            remote_id: self.remote_id.clone(),
+            initiator: self.initiator,
+            spi_i: self.spi_i,
+            spi_r: self.spi_r,
+            nat_local: self.nat.local,
+            nat_remote: self.nat.remote,
+            nat_fake: self.nat.fake,
+            suite: self.suite,
+            established: self.established,
+            rekey_at: self.timers.get(timers::Timer::Rekey).filter(|_| established),
+            reauth_at: self.timers.get(timers::Timer::Reauth).filter(|_| established),
+            tasks_queued: self.queue.iter().map(Task::name).collect(),
+            tasks_active: self.active_tasks(),
+            tasks_passive: self.passive_tasks(),
+            children: BTreeMap::new(),
+        }
+    }
+
+    fn active_tasks(&self) -> Vec<&'static str> {
+        match &self.active {
+            Active::Idle => Vec::new(),
+            Active::Initiating(_) => vec!["IKE_INIT", "IKE_NATD", "IKE_AUTH", "CHILD_CREATE"],
+            Active::CreatingChild(creating) if creating.is_rekey() => vec!["CHILD_REKEY"],
+            Active::CreatingChild(_) => vec!["CHILD_CREATE"],
+            Active::Rekeying(_) => vec!["IKE_REKEY"],
+            Active::DeletingChild(_) => vec!["CHILD_DELETE"],
+            Active::DeletingIke => vec!["IKE_DELETE"],
+            Active::Probing => vec!["IKE_DPD"],
+        }
+    }
+
+    fn passive_tasks(&self) -> Vec<&'static str> {
+        match &self.passive {
+            Passive::Idle => Vec::new(),
+            Passive::Responding(_) => vec!["IKE_INIT", "IKE_NATD", "IKE_AUTH", "CHILD_CREATE"],
+            Passive::CreatingChild(answering) if answering.is_rekey() => vec!["CHILD_REKEY"],
+            Passive::CreatingChild(_) => vec!["CHILD_CREATE"],
+            Passive::Rekeying(_) => vec!["IKE_REKEY"],
+        }
+    }
+
+    /// Hands the answer to an action to what awaits it. Returns the answer if nothing does.
+    pub(crate) fn handle_answer(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        slot: Slot,
+        token: Token,
+        answer: Answer,
+    ) -> Option<Answer> {
+        if self.dead {
+            return Some(answer);
+        }
+        let left = match slot {
+            Slot::Active => match std::mem::replace(&mut self.active, Active::Idle) {
+                Active::Initiating(state) => self.initiating_answer(env, now, *state, token, answer),
+                Active::CreatingChild(state) => {
+                    self.creating_answer(env, now, *state, token, answer)
+                }
+                Active::Rekeying(state) => self.rekeying_answer(env, now, *state, token, answer),
+                other => {
+                    self.active = other;
+                    Some(answer)
+                }
+            },
+            Slot::Passive => match std::mem::replace(&mut self.passive, Passive::Idle) {
+                Passive::Responding(state) => {
+                    self.responding_answer(env, now, *state, token, answer)
+                }
+                Passive::CreatingChild(state) => {
+                    self.answering_answer(env, now, *state, token, answer)
+                }
+                Passive::Rekeying(state) => {
+                    self.rekey_answering_answer(env, now, *state, token, answer)
+                }
+                Passive::Idle => Some(answer),
+            },
+            Slot::Child(id) => self.child_answer(env, now, id, answer),
+        };
+        self.proceed(env, now);
+        left
+    }
+
+    /// An operation for a child outside of exchanges was answered.
+    fn child_answer(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        id: ChildSaId,
+        answer: Answer,
+    ) -> Option<Answer> {
+        let Answer::Plane(Err(error)) = answer else {
+            return None;
+        };
+        let name = self.children.get(&id).map(|child| child.cfg().name.clone())?;
+        self.log(
+            env,
+            LogGroup::Knl,
+            0,
+            format!("outbound SA of CHILD_SA {name}{{{id}}} could not be installed: {error}"),
+        );
+        if let Some(child) = self.children.get_mut(&id) {
+            child.out_installed = false;
+        }
+        self.queue_task(env, now, Task::DeleteChild(id));
+        None
+    }
+
+    /// Logs something about this IKE SA.
+    pub(crate) fn log(
+        &self,
+        env: &mut Env,
+        group: LogGroup,
+        level: u8,
+        message: impl Into<String>,
+    ) {
+        let name = self
+            .connection_name()
+            .unwrap_or_else(|| "(unnamed)".to_owned());
+        env.event(Event::Log(LogLine {
+            group,
+            level,
+            ike_sa: Some((name, self.id)),
+            message: message.into(),
+        }));
+    }
+
+    /// Tells that listings show something else now.
+    pub(crate) fn changed(&self, env: &mut Env) {
+        env.event(Event::Changed(self.id));
+    }
+
+    /// `192.0.2.1[gw.example.org]` of the peer, for logs.
+    pub(crate) fn peer_text(&self) -> String {
+        format!(
+            "{}[{}]",
+            self.remote.ip(),
+            display_identity(&self.remote_id)
+        )
+    }
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Protected messages: sealing, opening, fragments (RFC 7296 section 3.14, RFC 7383).
+
+use std::collections::BTreeMap;
+
+use swanherd_ipsec::proposal::IkeSuite;
+
+use crate::crypto::{CryptoError, IkeKeys, Opener, Rng, Sealer};
+use crate::wire::{
+    HEADER_LEN, Header, Message, Payload, PayloadType, SkPayload, SkfPayload, WireError,
+    emit_payloads, parse_payloads,
+};
+
+/// Generic payload header, and for SKF the fragment numbers.
+const SK_OVERHEAD: usize = HEADER_LEN + 4;
+const SKF_OVERHEAD: usize = SK_OVERHEAD + 4;
+/// Fragments that a message may have. More than `max_packet` at the smallest sensible size.
+const MAX_FRAGMENTS: u16 = 255;
+
+/// Why a message could not be protected or opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ProtectError {
+    #[error(transparent)]
+    Crypto(#[from] CryptoError),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+/// Keys of both directions.
+#[derive(Debug)]
+pub(crate) struct Protection {
+    sealer: Sealer,
+    opener: Opener,
+}
+
+impl Protection {
+    /// For the original initiator, or the responder.
+    pub(crate) fn new(
+        suite: &IkeSuite,
+        keys: &IkeKeys,
+        initiator: bool,
+    ) -> Result<Self, CryptoError> {
+        let towards_responder = (&keys.ei, &keys.ai);
+        let towards_initiator = (&keys.er, &keys.ar);
+        let (out, inward) = if initiator {
+            (towards_responder, towards_initiator)
+        } else {
+            (towards_initiator, towards_responder)
+        };
+        Ok(Self {
+            sealer: Sealer::new(suite, out.0, out.1)?,
+            opener: Opener::new(suite, inward.0, inward.1)?,
+        })
+    }
+
+    /// The datagrams of a message. With `max_len`, one that would be longer goes in fragments of
+    /// at most that many octets.
+    pub(crate) fn seal(
+        &mut self,
+        header: &Header,
+        payloads: &[Payload],
+        max_len: Option<usize>,
+        rng: &mut Rng,
+    ) -> Result<Vec<Vec<u8>>, ProtectError> {
+        let mut plain = Vec::new();
+        let first = emit_payloads(payloads, PayloadType::None, &mut plain)?;
+        let whole = SK_OVERHEAD + self.sealer.sealed_len(plain.len());
+        let Some(max_len) = max_len.filter(|max| whole > *max) else {
+            return Ok(vec![self.seal_one(header, plain, rng, |body| {
+                Payload::Sk(SkPayload { first, body })
+            })?]);
+        };
+        let room = self
+            .sealer
+            .max_plaintext_len(max_len.saturating_sub(SKF_OVERHEAD))
+            .max(1);
+        let total = u16::try_from(plain.len().div_ceil(room))
+            .ok()
+            .filter(|total| *total <= MAX_FRAGMENTS)
+            .ok_or(WireError::TooLong {
+                payload: PayloadType::Skf,
+                what: "message",
+            })?;
+        let mut out = Vec::with_capacity(usize::from(total));
+        for (number, chunk) in (1..=total).zip(plain.chunks(room)) {
+            let first = if number == 1 {
+                first
+            } else {
+                PayloadType::None
+            };
+            out.push(self.seal_one(header, chunk.to_vec(), rng, |body| {
+                Payload::Skf(SkfPayload {
+                    first,
+                    number,
+                    total,
+                    body,
+                })
+            })?);
+        }
+        Ok(out)
+    }
+
+    fn seal_one(
+        &mut self,
+        header: &Header,
+        plain: Vec<u8>,
+        rng: &mut Rng,
+        wrap: impl FnOnce(Vec<u8>) -> Payload,
+    ) -> Result<Vec<u8>, ProtectError> {
+        let room = self.sealer.sealed_len(plain.len());
+        let mut message = Message {
+            header: *header,
+            payloads: vec![wrap(vec![0; room])],
+        }
+        .emit()?;
+        let at = message.len().saturating_sub(room);
+        let (aad, _) = message.split_at(at);
+        let sealed = self.sealer.seal(aad, plain, rng)?;
+        message.truncate(at);
+        message.extend_from_slice(&sealed);
+        Ok(message)
+    }
+
+    /// The inner payloads of an SK payload that is the last of `raw`.
+    pub(crate) fn open(&self, raw: &[u8], sk: &SkPayload) -> Result<Vec<Payload>, ProtectError> {
+        let plain = self.opener.open(sk.aad(raw), &sk.body)?;
+        Ok(parse_payloads(sk.first, &plain)?)
+    }
+
+    /// The content of one fragment.
+    pub(crate) fn open_fragment(
+        &self,
+        raw: &[u8],
+        skf: &SkfPayload,
+    ) -> Result<Vec<u8>, CryptoError> {
+        self.opener.open(skf.aad(raw), &skf.body)
+    }
+}
+
+/// Fragments of one message as they come in. Only authenticated ones get here, so memory is spent
+/// on one authenticated peer's message at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Reassembly {
+    current: Option<Partial>,
+}
+
+#[derive(Debug)]
+struct Partial {
+    message_id: u32,
+    response: bool,
+    total: u16,
+    first: PayloadType,
+    size: usize,
+    parts: BTreeMap<u16, Vec<u8>>,
+}
+
+impl Reassembly {
+    /// Takes a fragment; the inner payloads once the message is complete.
+    pub(crate) fn add(
+        &mut self,
+        header: &Header,
+        skf: &SkfPayload,
+        content: Vec<u8>,
+        max_size: usize,
+    ) -> Result<Option<Vec<Payload>>, WireError> {
+        if skf.total > MAX_FRAGMENTS {
+            return Err(WireError::TooMany {
+                payload: PayloadType::Skf,
+                what: "fragments",
+                limit: usize::from(MAX_FRAGMENTS),
+            });
+        }
+        let response = header.flags.response;
+        let same = self.current.as_ref().is_some_and(|current| {
+            current.message_id == header.message_id && current.response == response
+        });
+        // A larger total means that the sender fragments anew, to smaller pieces; a smaller one
+        // is a leftover of before (RFC 7383 section 2.6).
+        match &self.current {
+            Some(current) if same && skf.total < current.total => return Ok(None),
+            Some(current) if same && skf.total == current.total => {}
+            _ => {
+                self.current = Some(Partial {
+                    message_id: header.message_id,
+                    response,
+                    total: skf.total,
+                    first: PayloadType::None,
+                    size: 0,
+                    parts: BTreeMap::new(),
+                });
+            }
+        }
+        let Some(current) = self.current.as_mut() else {
+            return Ok(None);
+        };
+        if current.parts.contains_key(&skf.number) {
+            return Ok(None);
+        }
+        current.size += content.len();
+        if current.size > max_size {
+            self.current = None;
+            return Err(WireError::TooLong {
+                payload: PayloadType::Skf,
+                what: "reassembled message",
+            });
+        }
+        if skf.number == 1 {
+            current.first = skf.first;
+        }
+        current.parts.insert(skf.number, content);
+        if current.parts.len() < usize::from(current.total) {
+            return Ok(None);
+        }
+        let first = current.first;
+        let whole: Vec<u8> = current.parts.values().flatten().copied().collect();
+        self.current = None;
+        parse_payloads(first, &whole).map(Some)
+    }
+}
+
+/// The longest IKE message that fits into an IP packet of `packet` octets.
+pub(crate) fn max_message_len(packet: u32, v4: bool, marker: bool) -> usize {
+    let overhead = if v4 { 20 } else { 40 } + 8 + if marker { 4 } else { 0 };
+    let packet = if packet == 0 {
+        if v4 { 576 } else { 1280 }
+    } else {
+        usize::try_from(packet).unwrap_or(usize::MAX)
+    };
+    packet.saturating_sub(overhead).max(128)
+}
+
+#[cfg(test)]
+mod tests {
+    use swanherd_ipsec::Secret;
+    use swanherd_ipsec::registry::{EncryptionId, KeyExchangeId, PrfId};
+
+    use super::*;
+    use crate::wire::{ExchangeType, Flags, NotifyPayload, NotifyType};
+
+    fn pair() -> (Protection, Protection) {
+        let suite = IkeSuite {
+            encryption: EncryptionId::AesGcm16,
+            key_bits: Some(128),
+            integrity: None,
+            prf: PrfId::HmacSha2_256,
+            key_exchange: KeyExchangeId::Curve25519,
+        };
+        let keys =
+            IkeKeys::initial(&suite, &Secret::copy_of(&[7; 32]), &[1; 32], &[2; 32], 3, 4).unwrap();
+        (
+            Protection::new(&suite, &keys, true).unwrap(),
+            Protection::new(&suite, &keys, false).unwrap(),
+        )
+    }
+
+    #[test]
+    fn a_long_message_travels_in_fragments_that_arrive_in_any_order() {
+        let (mut alice, bob) = pair();
+        let mut rng = Rng::new([1; 32]);
+        let header = Header {
+            spi_i: 3,
+            spi_r: 4,
+            exchange: ExchangeType::IkeAuth,
+            flags: Flags {
+                initiator: true,
+                ..Flags::default()
+            },
+            message_id: 1,
+        };
+        let payloads = vec![Payload::Notify(NotifyPayload::new(
+            NotifyType::InitialContact,
+            vec![9; 3000],
+        ))];
+
+        let mut fragments = alice.seal(&header, &payloads, Some(500), &mut rng).unwrap();
+        assert!(fragments.len() > 6);
+        assert!(fragments.iter().all(|f| f.len() <= 500));
+        fragments.reverse();
+
+        let mut reassembly = Reassembly::default();
+        let mut whole = None;
+        for raw in &fragments {
+            let message = Message::parse(raw).unwrap();
+            let Some(Payload::Skf(skf)) = message.payloads.last() else {
+                panic!("not a fragment");
+            };
+            let content = bob.open_fragment(raw, skf).unwrap();
+            assert_eq!(whole, None);
+            whole = reassembly.add(&message.header, skf, content, 10_000).unwrap();
+        }
+        assert_eq!(whole, Some(payloads));
+    }
+
+    #[test]
+    fn reassembly_is_bounded() {
+        let (mut alice, bob) = pair();
+        let mut rng = Rng::new([1; 32]);
+        let header = Header {
+            spi_i: 3,
+            spi_r: 4,
+            exchange: ExchangeType::IkeAuth,
+            flags: Flags::default(),
+            message_id: 1,
+        };
+        let notify = NotifyPayload::new(NotifyType::InitialContact, vec![9; 3000]);
+        let fragments = alice
+            .seal(&header, &[Payload::Notify(notify)], Some(500), &mut rng)
+            .unwrap();
+
+        let mut reassembly = Reassembly::default();
+        let results: Vec<bool> = fragments
+            .iter()
+            .map(|raw| {
+                let message = Message::parse(raw).unwrap();
+                let Some(Payload::Skf(skf)) = message.payloads.last() else {
+                    panic!("not a fragment");
+                };
+                let content = bob.open_fragment(raw, skf).unwrap();
+                reassembly.add(&message.header, skf, content, 1000).is_ok()
+            })
+            .collect();
+        assert!(results.contains(&false));
+    }
+}

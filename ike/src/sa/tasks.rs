@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an IKE SA still has to do, one exchange at a time.
+
+use std::time::Duration;
+
+use swanherd_ipsec::ProtocolId;
+
+use super::env::{Env, Request};
+use super::timers::Timer;
+use super::{Active, IkeSa};
+use crate::api::{ChildSaId, ConnectionRef, IkeState, Now};
+use crate::wire::{DeletePayload, ExchangeType, Payload};
+
+/// The most tasks that wait. Each child has at most a few; this bounds what a peer or a script
+/// can pile up.
+const MAX_QUEUE: usize = 1024;
+
+/// Something to do.
+#[derive(Clone, Debug)]
+pub(crate) enum Task {
+    /// Bring up a child.
+    CreateChild {
+        /// Connection, which may be newer than the IKE SA's.
+        conn: ConnectionRef,
+        /// Place in its children.
+        index: usize,
+    },
+    /// Replace a child.
+    RekeyChild(ChildSaId),
+    /// Delete a child.
+    DeleteChild(ChildSaId),
+    /// Delete the CHILD SA that the peer made for an SPI of ours which leads nowhere.
+    DeleteSpi(u32),
+    /// Replace the IKE SA.
+    RekeyIke,
+    /// Set up a new IKE SA in its place.
+    ReauthIke,
+    /// Delete the IKE SA.
+    DeleteIke,
+    /// See whether the peer lives.
+    Probe,
+    /// The IKE SA that this one takes over from can go.
+    FinishReauth,
+}
+
+impl Task {
+    /// VICI's name.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::CreateChild { .. } => "CHILD_CREATE",
+            Self::RekeyChild(_) => "CHILD_REKEY",
+            Self::DeleteChild(_) | Self::DeleteSpi(_) => "CHILD_DELETE",
+            Self::RekeyIke => "IKE_REKEY",
+            Self::ReauthIke => "IKE_REAUTH",
+            Self::DeleteIke => "IKE_DELETE",
+            Self::Probe => "IKE_DPD",
+            Self::FinishReauth => "IKE_REAUTH_COMPLETE",
+        }
+    }
+
+    /// Whether it brings up the child at that place.
+    pub(crate) fn wants_child(&self, wanted: usize) -> bool {
+        matches!(self, Self::CreateChild { index, .. } if *index == wanted)
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::CreateChild { conn, index },
+                Self::CreateChild {
+                    conn: other,
+                    index: i,
+                },
+            ) => conn.name == other.name && index == i,
+            (Self::RekeyChild(a), Self::RekeyChild(b)) => a == b,
+            (Self::DeleteSpi(a), Self::DeleteSpi(b)) => a == b,
+            (Self::DeleteChild(a), Self::DeleteChild(b)) => a == b,
+            (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
+        }
+    }
+}
+
+impl IkeSa {
+    /// Puts a task last in the queue, unless it is there. Deletions go first.
+    pub(crate) fn queue_task(&mut self, env: &mut Env, now: Now, task: Task) {
+        self.enqueue(task);
+        self.proceed(env, now);
+    }
+
+    /// As [`Self::queue_task`], but nothing is started yet.
+    pub(crate) fn enqueue(&mut self, task: Task) {
+        if self.dead || self.queue.iter().any(|queued| queued.same(&task)) {
+            return;
+        }
+        if self.queue.len() >= MAX_QUEUE {
+            return;
+        }
+        match task {
+            Task::DeleteIke => self.queue.push_front(task),
+            _ => self.queue.push_back(task),
+        }
+    }
+
+    /// Queues a task after a while.
+    pub(crate) fn delay(&mut self, now: Now, wait: Duration, task: Task) {
+        if self.delayed.len() >= MAX_QUEUE {
+            return;
+        }
+        self.delayed.push((now.instant + wait, task));
+        self.arm_delayed();
+    }
+
+    /// Queues the delayed tasks that are due.
+    pub(crate) fn serve_delayed(&mut self, now: Now) {
+        let (due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.delayed)
+            .into_iter()
+            .partition(|(at, _)| *at <= now.instant);
+        self.delayed = later;
+        for (_, task) in due {
+            self.enqueue(task);
+        }
+        self.arm_delayed();
+    }
+
+    fn arm_delayed(&mut self) {
+        let next = self.delayed.iter().map(|(at, _)| *at).min();
+        self.timers.put(Timer::Retry, next);
+    }
+
+    /// Starts the next task if nothing is under way.
+    pub(crate) fn proceed(&mut self, env: &mut Env, now: Now) {
+        while !self.dead
+            && self.outbound.in_flight.is_none()
+            && matches!(self.active, Active::Idle)
+            && matches!(self.state, IkeState::Established | IkeState::Rekeyed)
+        {
+            let Some(task) = self.queue.pop_front() else {
+                return;
+            };
+            match task {
+                Task::CreateChild { conn, index } => self.start_child(env, now, &conn, index),
+                Task::RekeyChild(id) => self.start_child_rekey(env, now, id),
+                Task::DeleteChild(id) => self.start_child_delete(env, now, id),
+                Task::DeleteSpi(spi) => {
+                    let delete = Payload::Delete(DeletePayload::Child {
+                        protocol: ProtocolId::Esp,
+                        spis: vec![spi],
+                    });
+                    if self.send_request(env, now, ExchangeType::Informational, &[delete]) {
+                        self.active = Active::Probing;
+                    }
+                }
+                Task::RekeyIke => self.start_rekey(env, now),
+                Task::ReauthIke => env.request(Request::Reauthenticate { old: self.id }),
+                Task::DeleteIke => self.start_ike_delete(env, now),
+                Task::Probe => {
+                    if self.send_request(env, now, ExchangeType::Informational, &[]) {
+                        self.active = Active::Probing;
+                    }
+                }
+                Task::FinishReauth => {
+                    if let Some(old) = self.supersedes.take() {
+                        env.request(Request::FinishReauth { old });
+                    }
+                }
+            }
+        }
+    }
+}
