@@ -243,8 +243,12 @@ pub struct PubkeyConstraints {
     pub key_type: Option<KeyType>,
     /// Minimum key size in bits.
     pub min_bits: Option<u16>,
-    /// Hashes allowed in IKE signatures, in order; empty allows all.
+    /// Hashes allowed in signatures, in order; empty allows all.
     pub hashes: Vec<SignatureHash>,
+    /// RSA signatures in IKE must be RSASSA-PSS: `rsa/pss`.
+    pub rsa_pss: bool,
+    /// The constraints hold for the IKE signature only, not within the certificate path: `ike:`.
+    pub ike_only: bool,
 }
 
 /// Type of a public key.

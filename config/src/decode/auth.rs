@@ -208,8 +208,10 @@ fn auth_method(text: &str) -> Result<AuthMethod, String> {
     // Without a prefix the constraints hold for certificates and, by default, for IKE too; with
     // `ike:` they hold for IKE only.
     let body = lower.strip_prefix("ike:").unwrap_or(&lower);
+    constraints.ike_only = lower.starts_with("ike:");
     let mut words = body.split('-');
     let first = words.next().unwrap_or_default();
+    constraints.rsa_pss = first == "rsa/pss";
     constraints.key_type = match first {
         "pubkey" => None,
         "rsa" | "rsa/pss" => Some(KeyType::Rsa),
@@ -229,6 +231,7 @@ fn auth_method(text: &str) -> Result<AuthMethod, String> {
             // A further key type widens the constraint to any.
             "rsa" | "rsa/pss" | "ecdsa" | "ed25519" | "ed448" => {
                 constraints.key_type = None;
+                constraints.rsa_pss |= word == "rsa/pss";
                 continue;
             }
             bits => {
@@ -267,6 +270,9 @@ mod tests {
             constraints("ike:pubkey-sha384").hashes,
             [SignatureHash::Sha384]
         );
+        assert!(constraints("ike:pubkey-sha384").ike_only);
+        assert!(constraints("rsa/pss-sha256").rsa_pss);
+        assert!(!rsa.rsa_pss && !rsa.ike_only);
         assert_eq!(
             constraints("pubkey"),
             PubkeyConstraints {

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls_pki_types::{CertificateDer, TrustAnchor, UnixTime};
-use swanherd_config::model::{self, AuthRound, PubkeyConstraints, Revocation};
+use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
+use swanherd_config::model::{self, AuthRound, PubkeyConstraints, Revocation, SignatureHash};
 use swanherd_ipsec::Identity;
 
 use super::certificate::public_key_of;
@@ -167,7 +167,10 @@ impl PeerAuth {
         };
         let scheme = verify_signature(self.method, &candidate.key, &self.octets, &self.auth)?;
         let hashes = &constraints.hashes;
-        if !hashes.is_empty() && !hashes.iter().any(|&hash| hash_id(hash) == scheme.hash()) {
+        let hash_fits =
+            hashes.is_empty() || hashes.iter().any(|&hash| hash_id(hash) == scheme.hash());
+        let padding_fits = !constraints.rsa_pss || !matches!(scheme, SignatureScheme::RsaPkcs1(_));
+        if !hash_fits || !padding_fits {
             return Err(PeerAuthError::Constraint(format!(
                 "the peer signed with {}, but {} is required",
                 scheme.name(),
@@ -188,6 +191,8 @@ impl PeerAuth {
             key_type: None,
             min_bits: None,
             hashes: Vec::new(),
+            rsa_pss: false,
+            ike_only: false,
         };
         if !self.round.groups.is_empty() {
             return Err(PeerAuthError::Constraint(
@@ -225,6 +230,7 @@ impl PeerAuth {
         } else {
             self.path(leaf)?
         };
+        self.strength(&path)?;
         self.revocation(leaf, &path)?;
         self.policies(leaf, &path)?;
         Ok(path)
@@ -311,7 +317,7 @@ impl PeerAuth {
             webpki::EndEntityCert::try_from(&der).map_err(|error| untrusted(&describe(&error)))?;
         let path = end_entity
             .verify_for_usage(
-                webpki::ALL_VERIFICATION_ALGS,
+                &path_algorithms(self.constraints()?),
                 &anchors,
                 &intermediates_der,
                 UnixTime::since_unix_epoch(Duration::from_secs(self.unix)),
@@ -326,6 +332,25 @@ impl PeerAuth {
                 error => untrusted(&describe(&error)),
             })?;
         Ok(links(&path))
+    }
+
+    /// Keys of authorities must be as strong as the peer's must, type by type.
+    fn strength(&self, path: &[Arc<Certificate>]) -> Result<(), PeerAuthError> {
+        let constraints = self.constraints()?;
+        let (Some(least), false) = (constraints.min_bits, constraints.ike_only) else {
+            return Ok(());
+        };
+        let weak = path.iter().find(|link| {
+            let key = link.public_key();
+            constraints.key_type == Some(key.key_type()) && key.bits() < least
+        });
+        let Some(weak) = weak else { return Ok(()) };
+        Err(PeerAuthError::Constraint(format!(
+            "the key of {} has {} bits, but {} is required",
+            weak.describe_names(),
+            weak.public_key().bits(),
+            constraints.text
+        )))
     }
 
     fn revocation(
@@ -404,6 +429,44 @@ fn key_satisfies(key: &PublicKey, constraints: &PubkeyConstraints) -> Result<(),
         key.bits(),
         constraints.text
     )))
+}
+
+/// The signature algorithms that certificates of a path may be signed with.
+fn path_algorithms(
+    constraints: &PubkeyConstraints,
+) -> Vec<&'static dyn SignatureVerificationAlgorithm> {
+    use webpki::ring as algorithms;
+    if constraints.ike_only || constraints.hashes.is_empty() {
+        return webpki::ALL_VERIFICATION_ALGS.to_vec();
+    }
+    let mut admitted = Vec::new();
+    for hash in &constraints.hashes {
+        let of_hash: &[&'static dyn SignatureVerificationAlgorithm] = match hash {
+            SignatureHash::Sha1 => &[],
+            SignatureHash::Sha256 => &[
+                algorithms::ECDSA_P256_SHA256,
+                algorithms::ECDSA_P384_SHA256,
+                algorithms::RSA_PKCS1_2048_8192_SHA256,
+                algorithms::RSA_PKCS1_2048_8192_SHA256_ABSENT_PARAMS,
+                algorithms::RSA_PSS_2048_8192_SHA256_LEGACY_KEY,
+            ],
+            SignatureHash::Sha384 => &[
+                algorithms::ECDSA_P256_SHA384,
+                algorithms::ECDSA_P384_SHA384,
+                algorithms::RSA_PKCS1_2048_8192_SHA384,
+                algorithms::RSA_PKCS1_2048_8192_SHA384_ABSENT_PARAMS,
+                algorithms::RSA_PSS_2048_8192_SHA384_LEGACY_KEY,
+            ],
+            SignatureHash::Sha512 => &[
+                algorithms::RSA_PKCS1_2048_8192_SHA512,
+                algorithms::RSA_PKCS1_2048_8192_SHA512_ABSENT_PARAMS,
+                algorithms::RSA_PSS_2048_8192_SHA512_LEGACY_KEY,
+            ],
+            SignatureHash::Identity => &[algorithms::ED25519],
+        };
+        admitted.extend_from_slice(of_hash);
+    }
+    admitted
 }
 
 fn is_anchor(certificate: &Certificate, anchor: &TrustAnchor<'_>) -> bool {

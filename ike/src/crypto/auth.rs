@@ -155,6 +155,11 @@ impl SigningPlan {
                 || constraints.hashes.iter().any(|&h| hash_id(h) == hash)
         };
         let candidates: &[SignatureScheme] = match (key.key_type(), key.curve()) {
+            (KeyType::Rsa, _) if constraints.rsa_pss => &[
+                SignatureScheme::RsaPss(HashId::Sha2_256),
+                SignatureScheme::RsaPss(HashId::Sha2_384),
+                SignatureScheme::RsaPss(HashId::Sha2_512),
+            ],
             (KeyType::Rsa, _) => &[
                 SignatureScheme::RsaPkcs1(HashId::Sha2_256),
                 SignatureScheme::RsaPkcs1(HashId::Sha2_384),

@@ -162,6 +162,26 @@ fn algorithm_identifiers_equal_rfc_7427_appendix_a() {
 }
 
 #[test]
+fn rsa_signs_with_pss_where_that_is_configured() {
+    let rsa = key(RSA);
+    let constraints = PubkeyConstraints {
+        rsa_pss: true,
+        ..PubkeyConstraints::default()
+    };
+    for hash in [HashId::Sha2_256, HashId::Sha2_384, HashId::Sha2_512] {
+        let plan = SigningPlan::choose(rsa.public(), &[hash], &constraints).unwrap();
+
+        let auth = plan.sign(&rsa, MESSAGE).unwrap();
+
+        assert_eq!(plan.scheme, SignatureScheme::RsaPss(hash));
+        assert_eq!(
+            verify_signature(plan.method, rsa.public(), MESSAGE, &auth),
+            Ok(plan.scheme)
+        );
+    }
+}
+
+#[test]
 fn the_peers_hashes_and_the_configuration_decide() {
     let constrained = |hashes: &[SignatureHash]| PubkeyConstraints {
         hashes: hashes.to_vec(),
