@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Which shared secret belongs to a pair of identities.
 
-use swanherd_config::identity::IdentityPattern;
+use swanherd_config::identity::{IdentityPattern, MATCH_ANY};
 use swanherd_config::model::{SharedKind, SharedSecret};
 use swanherd_ipsec::Identity;
 
@@ -15,10 +15,9 @@ pub struct SharedMatch<'a> {
     pub candidates: usize,
 }
 
-/// The secret that fits best. Owners of a secret fit if they name the remote identity, the local
-/// identity, or both; naming both is best, then the remote, then the local, and within that the
-/// more exact pattern. A secret without owners fits any pair, worst of all. A secret whose owners
-/// name neither does not fit.
+/// The secret that fits best, ranked as strongSwan does: by how exactly an owner names the remote
+/// identity, then by how exactly one names the local identity. A secret without owners belongs to
+/// anybody (`%any`); one whose owners name neither side does not fit.
 pub(super) fn best_match<'a>(
     secrets: &'a [SharedSecret],
     kind: SharedKind,
@@ -49,28 +48,18 @@ pub(super) fn best_match<'a>(
     })
 }
 
-/// How well owners fit: whether the remote side is named, whether the local side is, and how
-/// exactly.
-fn fit(
-    owners: &[IdentityPattern],
-    local: &Identity,
-    remote: &Identity,
-) -> Option<(bool, bool, u32)> {
+/// How exactly owners name the remote and the local side.
+fn fit(owners: &[IdentityPattern], local: &Identity, remote: &Identity) -> Option<(u8, u8)> {
     if owners.is_empty() {
-        return Some((false, false, 0));
+        return Some((MATCH_ANY, MATCH_ANY));
     }
     let best = |identity: &Identity| {
         owners
             .iter()
             .filter_map(|owner| owner.matches(identity))
             .max()
+            .unwrap_or(0)
     };
-    match (best(remote), best(local)) {
-        (None, None) => None,
-        (remote, local) => Some((
-            remote.is_some(),
-            local.is_some(),
-            u32::from(remote.unwrap_or(0)) + u32::from(local.unwrap_or(0)),
-        )),
-    }
+    let fit = (best(remote), best(local));
+    (fit != (0, 0)).then_some(fit)
 }

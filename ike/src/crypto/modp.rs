@@ -12,6 +12,7 @@ use crypto_bigint::modular::{FixedMontyForm, FixedMontyParams};
 use crypto_bigint::{Odd, U320, U2048, U3072, U4096};
 use swanherd_ipsec::Secret;
 use swanherd_ipsec::registry::KeyExchangeId;
+use zeroize::Zeroize as _;
 
 use super::kex::PrivateValue;
 use super::{CryptoError, KeyExchange, KeyPair, Rng};
@@ -42,9 +43,13 @@ macro_rules! modp_group {
             fn power(base: &$uint, exponent: &Secret) -> Secret {
                 let mut exponent = U320::from_be_slice(exponent.expose());
                 let base = FixedMontyForm::new(base, Self::params());
-                let power = base.pow_bounded_exp(&exponent, $exponent_bits).retrieve();
-                zeroize::Zeroize::zeroize(&mut exponent);
-                Secret::copy_of(power.to_be_bytes().as_ref())
+                let mut power = base.pow_bounded_exp(&exponent, $exponent_bits).retrieve();
+                let mut octets = power.to_be_bytes();
+                let secret = Secret::copy_of(octets.as_ref());
+                exponent.zeroize();
+                power.zeroize();
+                octets.as_mut().zeroize();
+                secret
             }
         }
 

@@ -71,6 +71,23 @@ fn an_exact_owner_beats_a_pattern_and_a_pattern_beats_none() {
 }
 
 #[test]
+fn the_remote_side_counts_before_the_local_side() {
+    let credentials = loaded(&[
+        secret("local", &["gw.example.net", "%any"]),
+        secret("remote", &["*.example.org"]),
+        secret("local only", &["gw.example.net"]),
+    ]);
+    let local = Identity::fqdn("gw.example.net");
+
+    for (remote, expected) in [("b.example.org", "remote"), ("b.example.com", "local")] {
+        assert_eq!(
+            found(&credentials, &local, &Identity::fqdn(remote)).as_deref(),
+            Some(expected)
+        );
+    }
+}
+
+#[test]
 fn several_without_owners_are_a_guess_that_is_told() {
     let credentials = loaded(&[secret("a", &[]), secret("b", &[]), secret("c", &[])]);
     let (local, remote) = (Identity::fqdn("a"), Identity::fqdn("b"));
