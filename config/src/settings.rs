@@ -155,10 +155,14 @@ pub enum LogFormat {
 }
 
 /// `swanherd.metrics`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsSettings {
-    /// `listen`: a loopback address and port; `None` is off.
+    /// `listen`: address and port; `None` is off. Off the loopback, both files are given.
     pub listen: Option<SocketAddr>,
+    /// `tls_cert`: PEM file with the certificate chain. Given if and only if `tls_key` is.
+    pub tls_cert: Option<PathBuf>,
+    /// `tls_key`: PEM file with the private key.
+    pub tls_key: Option<PathBuf>,
 }
 
 /// `swanherd.tun`.
@@ -194,6 +198,8 @@ impl Default for Settings {
             },
             metrics: MetricsSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9814))),
+                tls_cert: None,
+                tls_key: None,
             },
             tun: TunSettings {
                 device: "ipsec%d".to_owned(),

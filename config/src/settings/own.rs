@@ -11,7 +11,36 @@ use crate::tree::{Entry, Item, Tree, Value};
 use crate::value;
 
 pub(super) fn apply(settings: &mut Settings, section: &Tree) -> Result<(), Diagnostic> {
-    walk(settings, section, "")
+    walk(settings, section, "")?;
+    check_metrics(settings, section)
+}
+
+/// What no setting of `metrics` can tell on its own.
+fn check_metrics(settings: &Settings, section: &Tree) -> Result<(), Diagnostic> {
+    let metrics = &settings.metrics;
+    let key = |name: &str| section.path(name).and_then(Value::location);
+    let wrong = |name: &str, message: &str| {
+        Diagnostic::error("invalid-value", message)
+            .path("swanherd")
+            .key(name)
+            .at(key(name))
+    };
+    if metrics.tls_cert.is_some() != metrics.tls_key.is_some() {
+        let name = if metrics.tls_key.is_some() {
+            "metrics.tls_key"
+        } else {
+            "metrics.tls_cert"
+        };
+        return Err(wrong(name, "TLS needs both `tls_cert` and `tls_key`"));
+    }
+    match metrics.listen {
+        Some(address) if !address.ip().is_loopback() && metrics.tls_cert.is_none() => Err(wrong(
+            "metrics.listen",
+            "other hosts can reach this address, so it needs TLS",
+        )
+        .help("set `tls_cert` and `tls_key`, or listen on a loopback address")),
+        _ => Ok(()),
+    }
 }
 
 fn walk(settings: &mut Settings, section: &Tree, path: &str) -> Result<(), Diagnostic> {
@@ -94,15 +123,20 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
             settings.metrics.listen = if text == "off" {
                 None
             } else {
-                let address = text
-                    .parse::<std::net::SocketAddr>()
-                    .map_err(|_| invalid("ADDRESS:PORT or off"))?;
-                if !address.ip().is_loopback() {
-                    return Err(invalid("a loopback address")
-                        .help("metrics are served without TLS, so only this host may read them; put a proxy with TLS in front for others"));
-                }
-                Some(address)
+                let address = text.parse::<std::net::SocketAddr>();
+                Some(address.map_err(|_| invalid("ADDRESS:PORT or off"))?)
             };
+        }
+        "metrics.tls_cert" | "metrics.tls_key" => {
+            if !text.starts_with('/') {
+                return Err(invalid("an absolute path"));
+            }
+            let path = Some(PathBuf::from(text));
+            if key == "metrics.tls_cert" {
+                settings.metrics.tls_cert = path;
+            } else {
+                settings.metrics.tls_key = path;
+            }
         }
         "tun.device" => {
             // IFNAMSIZ is 16 with the terminator.

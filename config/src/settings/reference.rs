@@ -170,8 +170,14 @@ pub(super) const OWN: &[Row] = &[
     row(
         "metrics.listen",
         "127.0.0.1:9814",
-        "loopback address and port of `/metrics` and `/healthz`, or `off`",
+        "address and port of `/metrics` and `/healthz`, or `off`; needs TLS off the loopback",
     ),
+    row(
+        "metrics.tls_cert",
+        "",
+        "PEM file with the certificate chain of the metrics endpoint",
+    ),
+    row("metrics.tls_key", "", "PEM file with its private key"),
     row(
         "tun.device",
         "ipsec%d",

@@ -122,8 +122,24 @@ fn an_own_setting_that_is_unknown_or_invalid_is_an_error_with_its_place() {
             assert_eq!(error.help.as_deref(), help, "{text}");
         }
     }
-    let error = parse_settings(b"swanherd { metrics { listen = 192.0.2.1:80\n} }").unwrap_err();
-    assert!(error.help.as_deref().unwrap().contains("TLS"));
+}
+
+#[test]
+fn metrics_off_the_loopback_need_tls() {
+    let parse =
+        |text: &str| parse_settings(format!("swanherd {{ metrics {{ {text}\n}} }}").as_bytes());
+
+    let open = parse("listen = 192.0.2.1:80").unwrap_err();
+    let half = parse("tls_key = /etc/k.pem").unwrap_err();
+    let tls =
+        parse("listen = 192.0.2.1:80\n tls_cert = /etc/c.pem\n tls_key = /etc/k.pem").unwrap();
+
+    assert!(open.message.contains("TLS") && open.location.is_some());
+    assert!(half.message.contains("both"));
+    assert_eq!(
+        tls.0.metrics.tls_key.as_deref(),
+        Some(Path::new("/etc/k.pem"))
+    );
 }
 
 #[test]

@@ -22,10 +22,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use swanherd_config::settings::Settings;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
 use self::exposition::Format;
@@ -57,6 +58,34 @@ pub(crate) struct Tls {
     pub(crate) certs: PathBuf,
     /// Private key.
     pub(crate) key: PathBuf,
+}
+
+/// Serves metrics as the settings say, until `stop` fires. `None` if they are off.
+///
+/// # Errors
+/// For people: why the endpoint cannot be served.
+pub(crate) async fn start(
+    settings: &Settings,
+    control: Control,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<Option<JoinHandle<()>>, String> {
+    let Some(listen) = settings.metrics.listen else {
+        return Ok(None);
+    };
+    let tls = settings
+        .metrics
+        .tls_cert
+        .clone()
+        .zip(settings.metrics.tls_key.clone());
+    let options = Options {
+        listen,
+        tls: tls.map(|(certs, key)| Tls { certs, key }),
+    };
+    let server = Server::bind(&options)
+        .await
+        .map_err(|error| format!("cannot serve metrics on {listen}: {error}"))?;
+    tracing::info!(%listen, tls = server.tls.is_some(), "serving /metrics and /healthz");
+    Ok(Some(tokio::spawn(server.run(control, stop))))
 }
 
 /// A bound endpoint, served by [`Server::run`].
