@@ -345,15 +345,14 @@ impl Decoder<'_> {
         for option in options(tree) {
             match option.name() {
                 "version" => {
-                    connection.version = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("0", IkeVersion::Any),
-                            ("1", IkeVersion::V1),
-                            ("2", IkeVersion::V2),
-                        ],
-                    )?;
+                    connection.version = self.parse(option, KEYS, "0, 1 or 2", |text| {
+                        Some(match value::number(text)? {
+                            0 => IkeVersion::Any,
+                            1 => IkeVersion::V1,
+                            2 => IkeVersion::V2,
+                            _ => return None,
+                        })
+                    })?;
                 }
                 "local_addrs" => {
                     connection.local_addrs = self.items(
@@ -402,12 +401,6 @@ impl Decoder<'_> {
                             ("accept", Fragmentation::Accept),
                             ("force", Fragmentation::Force),
                             ("no", Fragmentation::No),
-                            ("true", Fragmentation::Yes),
-                            ("enabled", Fragmentation::Yes),
-                            ("1", Fragmentation::Yes),
-                            ("false", Fragmentation::No),
-                            ("disabled", Fragmentation::No),
-                            ("0", Fragmentation::No),
                         ],
                     )?;
                 }
@@ -432,8 +425,6 @@ impl Decoder<'_> {
                             ("always", SendCert::Always),
                             ("never", SendCert::Never),
                             ("ifasked", SendCert::IfAsked),
-                            ("yes", SendCert::Always),
-                            ("no", SendCert::Never),
                         ],
                     )?;
                 }
@@ -483,8 +474,22 @@ impl Decoder<'_> {
                 }
                 "if_id_in" => connection.if_id_in = self.if_id(option, KEYS)?,
                 "if_id_out" => connection.if_id_out = self.if_id(option, KEYS)?,
+                "mediation" if !self.boolean(option, KEYS)? => {}
+                "mediation" | "mediated_by" | "mediation_peer" => {
+                    return Err(option.unsupported("the mediation extension is not supported"));
+                }
                 _ => return Err(option.unknown(KEYS)),
             }
+        }
+        if reauth == Some(Duration::ZERO) && rekey.is_none() {
+            self.warnings.push(
+                Diagnostic::warning(
+                    "never-rekeyed",
+                    "`reauth_time = 0` without `rekey_time` switches both off",
+                )
+                .key("reauth_time")
+                .help("leave `reauth_time` out to have the default, rekeying every 4 hours"),
+            );
         }
         (
             connection.reauth_time,
@@ -614,8 +619,9 @@ fn ike_times(
     rand: Option<Duration>,
 ) -> (Duration, Duration, Duration, Duration) {
     let rekey = rekey.unwrap_or_else(|| match reauth {
-        Some(reauth) if !reauth.is_zero() => Duration::ZERO,
-        _ => Duration::from_secs(4 * 3600),
+        // Given at all, even as zero.
+        Some(_) => Duration::ZERO,
+        None => Duration::from_secs(4 * 3600),
     });
     let reauth = reauth.unwrap_or(Duration::ZERO);
     let longest = reauth.max(rekey);

@@ -5,13 +5,12 @@
 /// contents, and whether values are IA5String rather than PrintableString.
 const ATTRIBUTES: &[(&str, &[u8], bool)] = &[
     ("CN", &[0x55, 4, 3], false),
-    ("S", &[0x55, 4, 4], false),
+    ("SN", &[0x55, 4, 4], false),
     ("serialNumber", &[0x55, 4, 5], false),
-    ("SN", &[0x55, 4, 5], false),
     ("C", &[0x55, 4, 6], false),
     ("L", &[0x55, 4, 7], false),
     ("ST", &[0x55, 4, 8], false),
-    ("street", &[0x55, 4, 9], false),
+    ("STREET", &[0x55, 4, 9], false),
     ("O", &[0x55, 4, 10], false),
     ("OU", &[0x55, 4, 11], false),
     ("T", &[0x55, 4, 12], false),
@@ -23,7 +22,6 @@ const ATTRIBUTES: &[(&str, &[u8], bool)] = &[
     ("ID", &[0x55, 4, 45], false),
     ("dnQualifier", &[0x55, 4, 46], false),
     ("pseudonym", &[0x55, 4, 65], false),
-    ("role", &[0x55, 4, 72], false),
     ("E", &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 1], true),
     (
         "Email",
@@ -40,6 +38,12 @@ const ATTRIBUTES: &[(&str, &[u8], bool)] = &[
         &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 2],
         false,
     ),
+    (
+        "unstructuredAddress",
+        &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 8],
+        false,
+    ),
+    ("UA", &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 8], false),
     ("UN", &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 2], false),
     (
         "UID",
@@ -56,7 +60,15 @@ const ATTRIBUTES: &[(&str, &[u8], bool)] = &[
         &[0x60, 0x86, 0x48, 1, 0x86, 0xf8, 0x42, 3, 1, 3],
         false,
     ),
+    (
+        "EN",
+        &[0x60, 0x86, 0x48, 1, 0x86, 0xf8, 0x42, 3, 1, 3],
+        false,
+    ),
 ];
+
+/// Attribute types that are printed, but not read.
+const PRINTED_ONLY: &[(&str, &[u8])] = &[("role", &[0x55, 4, 72])];
 
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
@@ -166,27 +178,20 @@ pub(crate) fn encode(text: &str) -> Result<Vec<u8>, String> {
         None => (',', text),
     };
     let mut name = Vec::new();
-    for part in text.split(separator) {
-        if part.trim().is_empty() {
-            continue;
+    let parts: Vec<_> = text.split(separator).collect();
+    for (index, part) in parts.iter().enumerate() {
+        if index + 1 == parts.len() && index > 0 && part.trim().is_empty() {
+            break;
         }
         let (keyword, value) = part
             .split_once('=')
             .ok_or_else(|| format!("`{}` is not of the form TYPE=value", part.trim()))?;
         let (keyword, value) = (keyword.trim(), value.trim());
-        let dotted;
-        let (oid, ia5) = match ATTRIBUTES
+        let (_, oid, ia5) = ATTRIBUTES
             .iter()
             .find(|(known, _, _)| known.eq_ignore_ascii_case(keyword))
-        {
-            Some((_, oid, ia5)) => (*oid, *ia5),
-            None => {
-                dotted = encode_oid(keyword)
-                    .ok_or_else(|| format!("`{keyword}` is not a known attribute type"))?;
-                (dotted.as_slice(), false)
-            }
-        };
-        let tag = if ia5 && value.is_ascii() {
+            .ok_or_else(|| format!("`{keyword}` is not a known attribute type"))?;
+        let tag = if *ia5 && value.is_ascii() {
             IA5_STRING
         } else if value.bytes().all(is_printable) {
             PRINTABLE_STRING
@@ -215,21 +220,23 @@ pub(crate) fn display(der: &[u8]) -> Option<String> {
         if !text.is_empty() {
             text.push_str(if attribute.joined { " + " } else { ", " });
         }
-        match ATTRIBUTES.iter().find(|(_, oid, _)| *oid == attribute.oid) {
-            Some((keyword, _, _)) => text.push_str(keyword),
+        let printed = ATTRIBUTES
+            .iter()
+            .map(|(keyword, oid, _)| (*keyword, *oid))
+            .chain(PRINTED_ONLY.iter().copied())
+            .find(|(_, oid)| *oid == attribute.oid);
+        match printed {
+            Some((keyword, _)) => text.push_str(keyword),
             None => text.push_str(&display_oid(attribute.oid)),
         }
         text.push('=');
-        match std::str::from_utf8(attribute.value) {
-            Ok(value) => text.extend(value.chars().map(|c| if c.is_control() { '?' } else { c })),
-            Err(_) => text.extend(attribute.value.iter().map(|&octet| {
-                if octet.is_ascii_graphic() || octet == b' ' {
-                    char::from(octet)
-                } else {
-                    '?'
-                }
-            })),
-        }
+        text.extend(attribute.value.iter().map(|&octet| {
+            if octet.is_ascii_graphic() || octet == b' ' {
+                char::from(octet)
+            } else {
+                '?'
+            }
+        }));
     }
     Some(text)
 }
@@ -278,28 +285,6 @@ fn is_printable(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&octet)
 }
 
-fn encode_oid(dotted: &str) -> Option<Vec<u8>> {
-    let mut arcs = dotted.split('.').map(|arc| arc.parse::<u32>().ok());
-    let (first, second) = (arcs.next()??, arcs.next()??);
-    if first > 2 || (first < 2 && second > 39) {
-        return None;
-    }
-    let mut out = Vec::new();
-    write_arc(&mut out, (first * 40).checked_add(second)?);
-    for arc in arcs {
-        write_arc(&mut out, arc?);
-    }
-    Some(out)
-}
-
-fn write_arc(out: &mut Vec<u8>, arc: u32) {
-    let groups = (32 - arc.leading_zeros()).div_ceil(7).max(1);
-    for group in (0..groups).rev() {
-        let bits = u8::try_from(arc >> (7 * group) & 0x7f).unwrap_or(0);
-        out.push(if group > 0 { bits | 0x80 } else { bits });
-    }
-}
-
 fn display_oid(oid: &[u8]) -> String {
     let mut arcs: Vec<u64> = Vec::new();
     let mut arc = 0u64;
@@ -344,11 +329,21 @@ mod tests {
     }
 
     #[test]
-    fn unknown_attribute_types_are_refused_and_dotted_ones_taken() {
+    fn unknown_attribute_types_and_empty_parts_are_refused() {
         assert!(encode("X Y=CH").is_err());
         assert!(encode("CN").is_err());
-        let der = encode("1.3.6.1.4.1.311.60.2.1.3=CH").unwrap();
-        assert_eq!(display(&der).unwrap(), "1.3.6.1.4.1.311.60.2.1.3=CH");
+        assert!(encode("2.5.4.3=x").is_err());
+        assert!(encode("CN=a,,O=b").is_err());
+        assert!(encode("CN=a, O=b,").is_ok());
+    }
+
+    #[test]
+    fn what_is_not_ascii_or_not_known_is_still_printed() {
+        let der = [
+            0x30, 0x0f, 0x31, 0x0d, 0x30, 0x0b, 0x06, 0x04, 0x2a, 0x03, 0x04, 0x05, 0x0c, 0x03,
+            0xc3, 0xbc, 0x78,
+        ];
+        assert_eq!(display(&der).unwrap(), "1.2.3.4.5=??x");
     }
 
     #[test]
@@ -360,7 +355,7 @@ mod tests {
     proptest! {
         #[test]
         fn text_survives_the_round_trip(
-            parts in proptest::collection::vec(("C|O|OU|CN|DC|E|UID", "[a-zA-Z0-9.*@é]{1,12}"), 1..5)
+            parts in proptest::collection::vec(("C|O|OU|CN|DC|E|UID", "[a-zA-Z0-9.*@]{1,12}"), 1..5)
         ) {
             let text = parts.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(", ");
             prop_assert_eq!(display(&encode(&text).unwrap()).unwrap(), text);

@@ -356,8 +356,10 @@ pub fn display_identity(identity: &Identity) -> String {
         IdType::DerAsn1Dn => dn::display(data).unwrap_or_else(|| hex(data)),
         IdType::DerAsn1Gn => match dn::element(data) {
             Some((GENERAL_NAME_URI, uri, [])) => format!("uri:{}", printable_or_hex(uri)),
-            _ => hex(data),
+            _ => "(ASN.1 general name)".to_owned(),
         },
+        // Twenty octets are taken for the hash of a key.
+        IdType::KeyId if data.len() == 20 => hex(data),
         IdType::Fqdn | IdType::Rfc822Addr | IdType::KeyId => printable_or_hex(data),
         IdType::Unknown(_) => hex(data),
     }

@@ -22,13 +22,13 @@ pub fn list_conn(connection: &Connection, names: &Names) -> Tree {
     tree
 }
 
-/// `none`, `trap`, `start` or `trap|start`.
+/// `none`, `trap`, `start` or `trap | start`, as VICI prints flags.
 pub fn action_name(action: Action) -> &'static str {
     match (action.trap, action.start) {
         (false, false) => "none",
         (true, false) => "trap",
         (false, true) => "start",
-        (true, true) => "trap|start",
+        (true, true) => "trap | start",
     }
 }
 
@@ -151,12 +151,28 @@ fn eap(tree: &mut Tree, text: &str) {
         }
         return;
     }
-    tree.push_value("class", "EAP");
-    let method = method.split(':').next().unwrap_or_default();
-    if !method.is_empty() {
-        tree.push_value("eap-type", format!("EAP_{}", method.to_ascii_uppercase()));
+    let mut words = method.split([':', '-']);
+    let kind = words.next().unwrap_or_default();
+    if let (Ok(number), Some(Ok(vendor))) =
+        (kind.parse::<u32>(), words.next().map(str::parse::<u32>))
+    {
+        tree.push_value("eap-vendor", vendor.to_string())
+            .push_value("eap-type", format!("({number})"));
+    } else if let Ok(number) = kind.parse::<u32>() {
+        tree.push_value("eap-type", format!("({number})"));
+    } else if EAP_METHODS
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(kind))
+    {
+        tree.push_value("eap-type", format!("EAP_{}", kind.to_ascii_uppercase()));
     }
+    tree.push_value("class", "EAP");
 }
+
+/// Methods that `eap-` may name.
+const EAP_METHODS: &[&str] = &[
+    "aka", "dynamic", "gtc", "md5", "mschapv2", "peap", "radius", "sim", "tls", "tnc", "ttls",
+];
 
 fn subjects(certificates: &[CertSource]) -> Vec<String> {
     certificates

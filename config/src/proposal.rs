@@ -46,24 +46,25 @@ const ENCRYPTION: &[(&str, EncryptionId, Option<u16>)] = {
     ]
 };
 
-const INTEGRITY: &[(&str, IntegrityId, PrfId)] = {
+/// With the PRF that follows from it in a proposal without one.
+const INTEGRITY: &[(&str, IntegrityId, Option<PrfId>)] = {
     use IntegrityId as I;
     &[
-        ("md5", I::HmacMd5_96, PrfId::HmacMd5),
-        ("md5_128", I::HmacMd5_128, PrfId::HmacMd5),
-        ("sha", I::HmacSha1_96, PrfId::HmacSha1),
-        ("sha1", I::HmacSha1_96, PrfId::HmacSha1),
-        ("sha1_160", I::HmacSha1_160, PrfId::HmacSha1),
-        ("sha256", I::HmacSha2_256_128, PrfId::HmacSha2_256),
-        ("sha2_256", I::HmacSha2_256_128, PrfId::HmacSha2_256),
-        ("sha256_96", I::HmacSha2_256_96, PrfId::HmacSha2_256),
-        ("sha2_256_96", I::HmacSha2_256_96, PrfId::HmacSha2_256),
-        ("sha384", I::HmacSha2_384_192, PrfId::HmacSha2_384),
-        ("sha2_384", I::HmacSha2_384_192, PrfId::HmacSha2_384),
-        ("sha512", I::HmacSha2_512_256, PrfId::HmacSha2_512),
-        ("sha2_512", I::HmacSha2_512_256, PrfId::HmacSha2_512),
-        ("aesxcbc", I::AesXcbc96, PrfId::Aes128Xcbc),
-        ("aescmac", I::AesCmac96, PrfId::Aes128Cmac),
+        ("md5", I::HmacMd5_96, Some(PrfId::HmacMd5)),
+        ("md5_128", I::HmacMd5_128, Some(PrfId::HmacMd5)),
+        ("sha", I::HmacSha1_96, Some(PrfId::HmacSha1)),
+        ("sha1", I::HmacSha1_96, Some(PrfId::HmacSha1)),
+        ("sha1_160", I::HmacSha1_160, Some(PrfId::HmacSha1)),
+        ("sha256", I::HmacSha2_256_128, Some(PrfId::HmacSha2_256)),
+        ("sha2_256", I::HmacSha2_256_128, Some(PrfId::HmacSha2_256)),
+        ("sha256_96", I::HmacSha2_256_96, None),
+        ("sha2_256_96", I::HmacSha2_256_96, None),
+        ("sha384", I::HmacSha2_384_192, Some(PrfId::HmacSha2_384)),
+        ("sha2_384", I::HmacSha2_384_192, Some(PrfId::HmacSha2_384)),
+        ("sha512", I::HmacSha2_512_256, Some(PrfId::HmacSha2_512)),
+        ("sha2_512", I::HmacSha2_512_256, Some(PrfId::HmacSha2_512)),
+        ("aesxcbc", I::AesXcbc96, Some(PrfId::Aes128Xcbc)),
+        ("aescmac", I::AesCmac96, Some(PrfId::Aes128Cmac)),
     ]
 };
 
@@ -123,7 +124,8 @@ fn block_cipher(keyword: &str) -> Option<(EncryptionId, Option<u16>)> {
         .into_iter()
         .zip([128, 192, 256])
         .find_map(|(text, bits)| Some((bits, rest.strip_prefix(text)?)))
-        .unwrap_or((128, rest));
+        // Without a key length there is the plain cipher only.
+        .or_else(|| rest.is_empty().then_some((128, rest)))?;
     let id = match (aes, mode) {
         (true, "") => E::AesCbc,
         (true, "ctr") => E::AesCtr,
@@ -161,7 +163,7 @@ fn transform(keyword: &str) -> Option<(Transform, Option<PrfId>)> {
         return Some((Transform::Encryption { id, key_bits }, None));
     }
     if let Some((_, id, prf)) = INTEGRITY.iter().find(|(known, _, _)| *known == keyword) {
-        return Some((Transform::Integrity(*id), Some(*prf)));
+        return Some((Transform::Integrity(*id), *prf));
     }
     let other = if let Some(id) = find(PRF, keyword) {
         Transform::Prf(id)
@@ -191,7 +193,7 @@ fn transform(keyword: &str) -> Option<(Transform, Option<PrfId>)> {
 pub fn parse_proposal(protocol: ProtocolId, text: &str) -> Result<Proposal, ProposalError> {
     let mut transforms = Vec::new();
     let mut derived = Vec::new();
-    for keyword in text.split('-') {
+    for keyword in text.split('-').filter(|keyword| !keyword.is_empty()) {
         let (transform, prf) = transform(keyword).ok_or_else(|| ProposalError::Unknown {
             keyword: keyword.chars().take(64).collect(),
             suggestion: suggest_keyword(keyword),

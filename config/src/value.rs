@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Numbers, times, marks, addresses and traffic selectors as options write them.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use swanherd_ipsec::TrafficSelector;
@@ -174,11 +174,11 @@ pub(crate) fn selector(text: &str, names: &Names) -> Option<(SelectorSpec, Optio
         Some((addresses, rest)) => {
             let inner = rest.trim_end().strip_suffix(']')?;
             let (protocol, ports) = inner.split_once('/').unwrap_or((inner, ""));
-            let protocol = self::protocol(protocol.trim(), names)?;
+            let protocol = self::protocol(protocol, names)?;
             (
                 addresses.trim(),
                 protocol,
-                port_range(ports.trim(), protocol, names)?,
+                port_range(ports, protocol, names)?,
             )
         }
         None => (text.trim(), 0, (0, u16::MAX)),
@@ -222,7 +222,7 @@ pub(crate) fn selector(text: &str, names: &Names) -> Option<(SelectorSpec, Optio
 }
 
 fn protocol(text: &str, names: &Names) -> Option<u8> {
-    if text.is_empty() || text.eq_ignore_ascii_case("any") {
+    if text.is_empty() || text == "any" {
         return Some(0);
     }
     names
@@ -231,9 +231,9 @@ fn protocol(text: &str, names: &Names) -> Option<u8> {
 }
 
 fn port_range(text: &str, protocol: u8, names: &Names) -> Option<(u16, u16)> {
-    let (first, last) = if text.is_empty() || text.eq_ignore_ascii_case("any") {
+    let (first, last) = if text.is_empty() || text == "any" {
         return Some((0, u16::MAX));
-    } else if text.eq_ignore_ascii_case("opaque") {
+    } else if text == "opaque" {
         return Some((u16::MAX, 0));
     } else if let Some(port) = names.port(text) {
         (port, port)
@@ -338,7 +338,8 @@ pub(crate) fn display_host(host: &HostSpec) -> String {
 /// `vips`: an address; the unspecified ones ask for any.
 pub(crate) fn virtual_ip(text: &str) -> Option<IpAddr> {
     match text {
-        "%config" | "%config4" => Some(Ipv4Addr::UNSPECIFIED.into()),
+        "%any" | "%any4" => Some(Ipv4Addr::UNSPECIFIED.into()),
+        "%any6" => Some(Ipv6Addr::UNSPECIFIED.into()),
         _ => text.parse().ok(),
     }
 }

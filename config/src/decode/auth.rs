@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `local*` and `remote*` sections.
 
-use super::{Decoder, Opt, blank_round, options};
+use swanherd_ipsec::Identity;
+use swanherd_ipsec::identity::IdType;
+
+use super::{Decoder, Opt, Origin, blank_round, options};
 use crate::diagnostic::{Diagnostic, suggest};
+use crate::dn;
+use crate::files::{Files as _, SystemFiles};
+use crate::identity::IdentityPattern;
 use crate::model::{
     AuthMethod, AuthRound, CertSource, KeyType, PubkeyConstraints, Revocation, SignatureHash,
 };
@@ -153,10 +159,67 @@ impl Decoder<'_> {
                         "unable to load certificate",
                     ));
                 }
-                (Some(file), false) => certs.push(CertSource::File(file)),
+                (Some(file), false) => {
+                    let data = match self.origin {
+                        Origin::File { files, .. } => files.read(file.as_ref()),
+                        Origin::Message => SystemFiles.read(file.as_ref()),
+                    };
+                    match data {
+                        Ok(data) if dn::certificate_subject(&data).is_some() => {
+                            certs.push(CertSource::Data(data));
+                        }
+                        Ok(_) => {
+                            return Err(fail(
+                                "invalid-value",
+                                format!("{file} is not an X.509 certificate"),
+                                "unable to load certificate",
+                            ));
+                        }
+                        Err(error) => {
+                            return Err(fail(
+                                "unreadable",
+                                format!("cannot read {file}: {error}"),
+                                "unable to load certificate",
+                            ));
+                        }
+                    }
+                }
             }
         }
+        if round.id.is_none() {
+            self.identity_of_certificate(&mut round);
+        }
         Ok(round)
+    }
+
+    /// Without `id`, the subject of the first certificate is the identity.
+    fn identity_of_certificate(&mut self, round: &mut AuthRound) {
+        let subjects: Vec<_> = round
+            .certs
+            .iter()
+            .filter_map(|certificate| match certificate {
+                CertSource::Data(data) => dn::certificate_subject(data),
+                CertSource::File(_) => None,
+            })
+            .collect();
+        let Some(first) = subjects.first() else {
+            return;
+        };
+        let identity = IdentityPattern::exact(Identity {
+            id_type: IdType::DerAsn1Dn,
+            data: first.clone(),
+        });
+        if subjects.iter().any(|subject| subject != first) {
+            self.warnings.push(
+                Diagnostic::warning(
+                    "identity",
+                    format!("without `id` only the first certificate's subject counts: {identity}"),
+                )
+                .key("certs")
+                .help("give `id`, or one section for each certificate"),
+            );
+        }
+        round.id = Some(identity);
     }
 
     fn credentials(
@@ -192,9 +255,6 @@ fn auth_error(option: Opt<'_>, text: &str, reason: &str) -> Diagnostic {
 /// `psk`, `pubkey`, `eap...`, `xauth...`, or a key type with constraints.
 fn auth_method(text: &str) -> Result<AuthMethod, String> {
     let lower = text.to_ascii_lowercase();
-    if lower == "any" {
-        return Ok(AuthMethod::Any);
-    }
     if lower == "psk" {
         return Ok(AuthMethod::Psk);
     }
@@ -207,8 +267,8 @@ fn auth_method(text: &str) -> Result<AuthMethod, String> {
     };
     // Without a prefix the constraints hold for certificates and, by default, for IKE too; with
     // `ike:` they hold for IKE only.
-    let body = lower.strip_prefix("ike:").unwrap_or(&lower);
-    constraints.ike_only = lower.starts_with("ike:");
+    let body = text.strip_prefix("ike:").unwrap_or(text);
+    constraints.ike_only = text.starts_with("ike:");
     let mut words = body.split('-');
     let first = words.next().unwrap_or_default();
     constraints.rsa_pss = first == "rsa/pss";
@@ -229,7 +289,7 @@ fn auth_method(text: &str) -> Result<AuthMethod, String> {
             "sha512" | "sha2_512" => SignatureHash::Sha512,
             "identity" => SignatureHash::Identity,
             // A further key type widens the constraint to any.
-            "rsa" | "rsa/pss" | "ecdsa" | "ed25519" | "ed448" => {
+            "pubkey" | "rsa" | "rsa/pss" | "ecdsa" | "ed25519" | "ed448" => {
                 constraints.key_type = None;
                 constraints.rsa_pss |= word == "rsa/pss";
                 continue;
