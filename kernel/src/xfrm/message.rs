@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Requests to the kernel's XFRM, and what its answers and dumps say.
+
+use std::net::IpAddr;
+
+use netlink_packet_core::{NetlinkSerializable, NlasIterator};
+use netlink_packet_xfrm::policy::{
+    DelGetMessage as PolicyIdMessage, ModifyMessage as PolicyMessage,
+};
+use netlink_packet_xfrm::state::{
+    AllocSpiMessage, DelGetMessage as SaIdMessage, GetDumpMessage, ModifyMessage as SaMessage,
+};
+use netlink_packet_xfrm::{
+    Address, EncapTmpl, IPPROTO_ESP, Id, LifetimeConfig, Mark as MarkAttr, ReplayEsn,
+    UDP_ENCAP_ESPINUDP, UserPolicyId, UserPolicyInfo, UserSaId, UserSaInfo, UserSpiInfo,
+    UserTemplate, XFRM_INF, XFRM_MODE_BEET, XFRM_MODE_TRANSPORT, XFRM_MODE_TUNNEL,
+    XFRM_POLICY_ALLOW, XFRM_POLICY_BLOCK, XFRM_POLICY_FWD, XFRM_POLICY_IN, XFRM_POLICY_OUT,
+    XFRM_SA_XFLAG_DONT_ENCAP_DSCP, XFRM_STATE_AF_UNSPEC, XFRM_STATE_DECAP_DSCP, XFRM_STATE_ESN,
+    XFRM_STATE_NOECN, XFRM_STATE_NOPMTUDISC, XFRM_USER_POLICY_INFO_LEN, XFRM_USER_SA_INFO_LEN,
+    XFRMA_IF_ID, XFRMA_LASTUSED, XFRMA_LTIME_VAL, XFRMA_MARK, XFRMA_REPLAY_ESN_VAL,
+    XFRMA_REPLAY_VAL, XFRMA_TMPL, XfrmAttrs, XfrmMessage,
+};
+use swanherd_ipsec::plane::{
+    Direction, Lifetime, Mark, Mode, PolicyAction, SaCounters, SaEntry, SaId,
+};
+
+use super::algorithm::{self, AlgorithmError};
+use super::selector::{address, family, host_selector};
+use crate::reconcile::PolicyKey;
+
+/// SPIs that we hand out, the range that strongSwan uses as well.
+pub(super) const SPI_RANGE: (u32, u32) = (0xc000_0000, 0xcfff_ffff);
+
+/// A request that holds keys. It erases them when it goes, and it cannot be printed.
+pub(super) struct KeyedMessage(XfrmMessage);
+
+impl NetlinkSerializable for KeyedMessage {
+    fn message_type(&self) -> u16 {
+        self.0.message_type()
+    }
+
+    fn buffer_len(&self) -> usize {
+        NetlinkSerializable::buffer_len(&self.0)
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        self.0.serialize(buffer);
+    }
+}
+
+impl Drop for KeyedMessage {
+    fn drop(&mut self) {
+        if let XfrmMessage::AddSa(message) | XfrmMessage::UpdateSa(message) = &mut self.0 {
+            algorithm::erase_keys(&mut message.nlas);
+        }
+    }
+}
+
+/// Counters and sequence numbers that an SA takes along when it is installed anew.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CarriedState {
+    attributes: Vec<XfrmAttrs>,
+}
+
+/// Reserves an inbound SPI.
+pub(super) fn alloc_spi(src: IpAddr, dst: IpAddr, reqid: u32) -> XfrmMessage {
+    let spi_info = UserSpiInfo {
+        info: UserSaInfo {
+            id: Id {
+                daddr: Address::from_ip(&dst),
+                spi: 0,
+                proto: IPPROTO_ESP,
+            },
+            saddr: Address::from_ip(&src),
+            reqid,
+            family: family(dst),
+            mode: XFRM_MODE_TUNNEL,
+            ..UserSaInfo::default()
+        },
+        min: SPI_RANGE.0,
+        max: SPI_RANGE.1,
+    };
+    XfrmMessage::AllocSpi(AllocSpiMessage {
+        spi_info,
+        nlas: Vec::new(),
+    })
+}
+
+/// Installs `entry`; with `update`, over a reserved SPI or an SA of the same name.
+pub(super) fn install_sa(
+    entry: &SaEntry,
+    update: bool,
+    carried: CarriedState,
+) -> Result<KeyedMessage, AlgorithmError> {
+    let mut flags = 0;
+    if entry.mode != Mode::Transport {
+        flags |= XFRM_STATE_AF_UNSPEC;
+    }
+    for (wanted, flag) in [
+        (!entry.copy_ecn, XFRM_STATE_NOECN),
+        (!entry.copy_df, XFRM_STATE_NOPMTUDISC),
+        (entry.copy_dscp_in, XFRM_STATE_DECAP_DSCP),
+        (entry.esn, XFRM_STATE_ESN),
+    ] {
+        if wanted {
+            flags |= flag;
+        }
+    }
+    let window = match entry.direction {
+        Direction::Out => 0,
+        Direction::In | Direction::Fwd => entry.replay_window,
+    };
+    let mut info = UserSaInfo {
+        id: Id {
+            daddr: Address::from_ip(&entry.dst),
+            spi: entry.spi,
+            proto: IPPROTO_ESP,
+        },
+        saddr: Address::from_ip(&entry.src),
+        lifetime_cfg: lifetime(&entry.lifetime),
+        reqid: entry.reqid,
+        family: family(entry.dst),
+        mode: mode(entry.mode),
+        flags,
+        ..UserSaInfo::default()
+    };
+    if let Some((local, remote)) = entry.selector.filter(|_| entry.mode != Mode::Tunnel) {
+        info.selector = match entry.direction {
+            Direction::Out => host_selector(&local, &remote),
+            Direction::In | Direction::Fwd => host_selector(&remote, &local),
+        };
+    }
+
+    let mut nlas = algorithm::attributes(&entry.keys)?;
+    if carried.attributes.is_empty() {
+        match replay_window(entry.esn, window) {
+            Window::Plain(window) => info.replay_window = window,
+            Window::Extended(window) => {
+                let words = window.div_ceil(32);
+                nlas.push(XfrmAttrs::ReplayStateEsn(ReplayEsn {
+                    bmp_len: words,
+                    oseq: 0,
+                    seq: 0,
+                    oseq_hi: 0,
+                    seq_hi: 0,
+                    replay_window: window,
+                    bmp: vec![0; words as usize],
+                }));
+            }
+        }
+    } else {
+        if let Window::Plain(window) = replay_window(entry.esn, window) {
+            info.replay_window = window;
+        }
+        nlas.extend(carried.attributes);
+    }
+    if let Some(encap) = entry.encap {
+        nlas.push(XfrmAttrs::EncapsulationTemplate(EncapTmpl {
+            encap_type: UDP_ENCAP_ESPINUDP,
+            encap_sport: encap.src_port,
+            encap_dport: encap.dst_port,
+            encap_oa: Address::default(),
+        }));
+    }
+    nlas.extend(entry.mark.map(mark));
+    if let Some(set) = entry.set_mark {
+        nlas.push(XfrmAttrs::MarkVal(set.value));
+        nlas.push(XfrmAttrs::MarkMask(set.mask));
+    }
+    if entry.if_id != 0 {
+        nlas.push(XfrmAttrs::IfId(entry.if_id));
+    }
+    if !entry.copy_dscp_out {
+        nlas.push(XfrmAttrs::ExtraFlags(XFRM_SA_XFLAG_DONT_ENCAP_DSCP));
+    }
+    let message = SaMessage {
+        user_sa_info: info,
+        nlas,
+    };
+    Ok(KeyedMessage(if update {
+        XfrmMessage::UpdateSa(message)
+    } else {
+        XfrmMessage::AddSa(message)
+    }))
+}
+
+/// Removes an SA or a reserved SPI. The kernel finds an SA with a mark only by that mark.
+pub(super) fn remove_sa(id: SaId, sa_mark: Option<Mark>) -> XfrmMessage {
+    XfrmMessage::DeleteSa(sa_id_message(id, sa_mark))
+}
+
+/// Asks for one SA.
+pub(super) fn get_sa(id: SaId, sa_mark: Option<Mark>) -> XfrmMessage {
+    XfrmMessage::GetSa(sa_id_message(id, sa_mark))
+}
+
+/// Asks for all SAs.
+pub(super) fn dump_sas() -> XfrmMessage {
+    XfrmMessage::GetDumpSa(GetDumpMessage::default())
+}
+
+/// Asks for all policies.
+pub(super) fn dump_policies() -> XfrmMessage {
+    XfrmMessage::GetPolicy(PolicyIdMessage::default())
+}
+
+/// Installs the policy `key`; with `update`, over one with the same key.
+pub(super) fn install_policy(
+    key: &PolicyKey,
+    action: &PolicyAction,
+    priority: u32,
+    update: bool,
+) -> XfrmMessage {
+    let info = UserPolicyInfo {
+        selector: key.selector(),
+        priority,
+        direction: direction(key.direction),
+        action: match action {
+            PolicyAction::Protect { .. } | PolicyAction::Bypass => XFRM_POLICY_ALLOW,
+            PolicyAction::Discard => XFRM_POLICY_BLOCK,
+        },
+        ..UserPolicyInfo::default()
+    };
+    let mut nlas = Vec::new();
+    if let PolicyAction::Protect {
+        mode: protect,
+        local,
+        remote,
+        reqid,
+        spi,
+    } = *action
+    {
+        let outbound = key.direction == Direction::Out;
+        let (src, dst) = if outbound {
+            (local, remote)
+        } else {
+            (remote, local)
+        };
+        let mut template = UserTemplate {
+            reqid,
+            mode: mode(protect),
+            family: family(dst),
+            ..UserTemplate::default()
+        };
+        template.id.proto = IPPROTO_ESP;
+        if outbound {
+            template.id.spi = spi;
+        }
+        // In transport mode the packets' own addresses are the SA's.
+        if protect != Mode::Transport {
+            template.saddr = Address::from_ip(&src);
+            template.id.daddr = Address::from_ip(&dst);
+        }
+        nlas.push(XfrmAttrs::Template(vec![template]));
+    }
+    nlas.extend(key_attributes(key));
+    let message = PolicyMessage {
+        user_policy_info: info,
+        nlas,
+    };
+    if update {
+        XfrmMessage::UpdatePolicy(message)
+    } else {
+        XfrmMessage::AddPolicy(message)
+    }
+}
+
+/// Removes the policy `key`.
+pub(super) fn remove_policy(key: &PolicyKey) -> XfrmMessage {
+    XfrmMessage::DeletePolicy(policy_id_message(key))
+}
+
+/// Asks for the policy `key`.
+pub(super) fn get_policy(key: &PolicyKey) -> XfrmMessage {
+    XfrmMessage::GetPolicy(policy_id_message(key))
+}
+
+/// An SA as a dump or an answer shows it. Keys are not read.
+#[derive(Clone, Debug)]
+pub(super) struct SeenSa {
+    /// Its name.
+    pub(super) id: SaId,
+    /// Transform protocol; ESP is 50.
+    pub(super) proto: u8,
+    /// Its mark.
+    pub(super) mark: Option<Mark>,
+    /// When it was installed, in seconds since the epoch.
+    pub(super) added: u64,
+    /// Counters.
+    pub(super) counters: SaCounters,
+}
+
+impl SeenSa {
+    /// Reads `struct xfrm_usersa_info` and the attributes behind it.
+    pub(super) fn parse(payload: &[u8]) -> Option<Self> {
+        let info = UserSaInfo::parse(payload).ok()?;
+        let mut seen_mark = None;
+        let mut last_used = None;
+        for attribute in attributes(payload, XFRM_USER_SA_INFO_LEN) {
+            match attribute.0 {
+                XFRMA_MARK => seen_mark = read_mark(attribute.1),
+                XFRMA_LASTUSED => {
+                    last_used = attribute.1.first_chunk().copied().map(u64::from_ne_bytes);
+                }
+                _ => {}
+            }
+        }
+        Some(Self {
+            id: SaId {
+                spi: info.id.spi,
+                dst: address(info.family, &info.id.daddr),
+            },
+            proto: info.id.proto,
+            mark: seen_mark,
+            added: info.lifetime_cur.add_time,
+            counters: SaCounters {
+                bytes: info.lifetime_cur.bytes,
+                packets: info.lifetime_cur.packets,
+                last_used: last_used.unwrap_or(info.lifetime_cur.use_time),
+                replay_drops: u64::from(info.stats.replay) + u64::from(info.stats.replay_window),
+                integrity_drops: info.stats.integrity_failed.into(),
+            },
+        })
+    }
+}
+
+impl CarriedState {
+    /// Sequence numbers, window and lifetime counters of an SA as GETSA shows it. The outbound
+    /// number skips ahead: packets may leave between the question and the removal, and no number
+    /// may be used twice with one key.
+    pub(super) fn parse(payload: &[u8]) -> Option<Self> {
+        const SKIP: u32 = 1 << 16;
+        let info = UserSaInfo::parse(payload).ok()?;
+        let mut carried = vec![XfrmAttrs::LifetimeBytes(info.lifetime_cur)];
+        for (kind, value) in attributes(payload, XFRM_USER_SA_INFO_LEN) {
+            match kind {
+                XFRMA_REPLAY_VAL => {
+                    let mut replay = netlink_packet_xfrm::Replay::parse(value).ok()?;
+                    if replay.oseq != 0 {
+                        replay.oseq = replay.oseq.saturating_add(SKIP);
+                    }
+                    carried.push(XfrmAttrs::ReplayState(replay));
+                }
+                XFRMA_REPLAY_ESN_VAL => {
+                    let mut replay = ReplayEsn::parse(value).ok()?;
+                    if (replay.oseq, replay.oseq_hi) != (0, 0) {
+                        let (oseq, carry) = replay.oseq.overflowing_add(SKIP);
+                        replay.oseq = oseq;
+                        replay.oseq_hi = replay.oseq_hi.saturating_add(carry.into());
+                    }
+                    carried.push(XfrmAttrs::ReplayStateEsn(replay));
+                }
+                XFRMA_LTIME_VAL => {}
+                _ => {}
+            }
+        }
+        Some(Self {
+            attributes: carried,
+        })
+    }
+}
+
+/// A policy as a dump or an answer shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SeenPolicy {
+    /// Its key; `None` for per-socket policies and sub-policies, which have none in our sense.
+    pub(super) key: Option<PolicyKey>,
+    /// Its priority.
+    pub(super) priority: u32,
+    /// Request id of the first template, 0 without one.
+    pub(super) reqid: u32,
+    /// SPI of the first template, 0 without one.
+    pub(super) spi: u32,
+    /// Whether it drops.
+    pub(super) discards: bool,
+}
+
+impl SeenPolicy {
+    /// Reads `struct xfrm_userpolicy_info` and the attributes behind it.
+    pub(super) fn parse(payload: &[u8]) -> Option<Self> {
+        let info = UserPolicyInfo::parse(payload).ok()?;
+        let mut seen_mark = None;
+        let mut if_id = 0;
+        let mut template = None;
+        for (kind, value) in attributes(payload, XFRM_USER_POLICY_INFO_LEN) {
+            match kind {
+                XFRMA_MARK => seen_mark = read_mark(value),
+                XFRMA_IF_ID => {
+                    if_id = value.first_chunk().copied().map_or(0, u32::from_ne_bytes);
+                }
+                XFRMA_TMPL => template = UserTemplate::parse(value).ok(),
+                _ => {}
+            }
+        }
+        let key = match info.direction {
+            XFRM_POLICY_IN => Some(Direction::In),
+            XFRM_POLICY_OUT => Some(Direction::Out),
+            XFRM_POLICY_FWD => Some(Direction::Fwd),
+            _ => None,
+        }
+        .map(|direction| PolicyKey::new(direction, &info.selector, seen_mark, if_id));
+        Some(Self {
+            key,
+            priority: info.priority,
+            reqid: template.map_or(0, |t| t.reqid),
+            spi: template.map_or(0, |t| t.id.spi),
+            discards: info.action == XFRM_POLICY_BLOCK,
+        })
+    }
+}
+
+/// The attributes behind a fixed structure of `offset` octets.
+pub(super) fn attributes(payload: &[u8], offset: usize) -> impl Iterator<Item = (u16, &[u8])> {
+    let payload = payload.get(offset..).unwrap_or_default();
+    NlasIterator::new(payload).map_while(|attribute| {
+        let attribute = attribute.ok()?;
+        let kind = attribute.kind();
+        let value = attribute.into_inner();
+        Some((kind, value.get(4..).unwrap_or_default()))
+    })
+}
+
+/// How the kernel is told of the anti-replay window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Window {
+    /// Up to 32 packets, in the base structure.
+    Plain(u8),
+    /// In an attribute of its own.
+    Extended(u32),
+}
+
+fn replay_window(esn: bool, window: u32) -> Window {
+    match u8::try_from(window) {
+        Ok(window @ 0..=32) if !esn => Window::Plain(window),
+        // The kernel refuses ESN without a window, outbound too.
+        _ => Window::Extended(window.clamp(1, MAX_WINDOW)),
+    }
+}
+
+/// The kernel's bitmap holds 128 words of 32 bits.
+const MAX_WINDOW: u32 = 4096;
+
+fn lifetime(lifetime: &Lifetime) -> LifetimeConfig {
+    let seconds = |time: Option<std::time::Duration>| time.map_or(0, |t| t.as_secs().max(1));
+    LifetimeConfig {
+        soft_byte_limit: lifetime.soft_bytes.unwrap_or(XFRM_INF),
+        hard_byte_limit: lifetime.hard_bytes.unwrap_or(XFRM_INF),
+        soft_packet_limit: lifetime.soft_packets.unwrap_or(XFRM_INF),
+        hard_packet_limit: lifetime.hard_packets.unwrap_or(XFRM_INF),
+        soft_add_expires_seconds: seconds(lifetime.soft_time),
+        hard_add_expires_seconds: seconds(lifetime.hard_time),
+        soft_use_expires_seconds: 0,
+        hard_use_expires_seconds: 0,
+    }
+}
+
+fn sa_id_message(id: SaId, sa_mark: Option<Mark>) -> SaIdMessage {
+    SaIdMessage {
+        user_sa_id: UserSaId {
+            daddr: Address::from_ip(&id.dst),
+            spi: id.spi,
+            family: family(id.dst),
+            proto: IPPROTO_ESP,
+        },
+        nlas: sa_mark.map(mark).into_iter().collect(),
+    }
+}
+
+fn policy_id_message(key: &PolicyKey) -> PolicyIdMessage {
+    PolicyIdMessage {
+        user_policy_id: UserPolicyId {
+            selector: key.selector(),
+            index: 0,
+            direction: direction(key.direction),
+        },
+        nlas: key_attributes(key).collect(),
+    }
+}
+
+fn key_attributes(key: &PolicyKey) -> impl Iterator<Item = XfrmAttrs> {
+    let if_id = (key.if_id != 0).then_some(XfrmAttrs::IfId(key.if_id));
+    key.mark.map(mark).into_iter().chain(if_id)
+}
+
+fn mark(mark: Mark) -> XfrmAttrs {
+    XfrmAttrs::Mark(MarkAttr {
+        value: mark.value,
+        mask: mark.mask,
+    })
+}
+
+fn read_mark(value: &[u8]) -> Option<Mark> {
+    let mark = MarkAttr::parse(value).ok()?;
+    ((mark.value, mark.mask) != (0, 0)).then_some(Mark {
+        value: mark.value,
+        mask: mark.mask,
+    })
+}
+
+fn mode(mode: Mode) -> u8 {
+    match mode {
+        Mode::Tunnel => XFRM_MODE_TUNNEL,
+        Mode::Transport => XFRM_MODE_TRANSPORT,
+        Mode::Beet => XFRM_MODE_BEET,
+    }
+}
+
+fn direction(direction: Direction) -> u8 {
+    match direction {
+        Direction::In => XFRM_POLICY_IN,
+        Direction::Out => XFRM_POLICY_OUT,
+        Direction::Fwd => XFRM_POLICY_FWD,
+    }
+}
