@@ -167,7 +167,10 @@ impl Requester {
         loop {
             let mut ready = state.socket.writable().await?;
             match ready.try_io(|socket| socket.get_ref().send(&request, 0)) {
-                Ok(sent) => break sent?,
+                Ok(sent) => {
+                    sent?;
+                    break;
+                }
                 Err(_would_block) => {}
             }
         }
