@@ -76,8 +76,9 @@ impl Limits {
             u64::try_from(u128::from(value) * by / over).unwrap_or(u64::MAX)
         };
         let rekey = self.rekey.unwrap_or_else(|| match self.life {
-            Some(life) => scaled(life, 100, 110),
-            None => default,
+            Some(life) if life > 0 => scaled(life, 100, 110),
+            // No hard limit is no reason to give up rekeying.
+            Some(_) | None => default,
         });
         let life = self.life.unwrap_or_else(|| scaled(rekey, 110, 100));
         let rand = self.rand.unwrap_or_else(|| life.saturating_sub(rekey));

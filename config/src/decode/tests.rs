@@ -57,6 +57,47 @@ fn limits_follow_from_each_other() {
 }
 
 #[test]
+fn no_hard_limit_leaves_rekeying_as_it_is() {
+    let child = decode("children { n { life_time = 0\n } }")
+        .unwrap()
+        .value
+        .children
+        .remove(0);
+    assert_eq!(child.rekey_time, Duration::from_secs(3_600));
+    assert_eq!(child.life_time, Duration::ZERO);
+    assert_eq!(child.rand_time, Duration::ZERO);
+}
+
+#[test]
+fn without_an_id_the_certificates_subject_is_the_identity() {
+    let connection = decode("local { certs = gw.pem\n }").unwrap().value;
+    let id = connection.local[0].id.as_ref().unwrap();
+    assert_eq!(id.to_string(), "C=CH, O=Example, CN=gw");
+}
+
+#[test]
+fn certificates_by_path_are_read_or_refused_with_the_stock_text() {
+    let connection = decode("local { cert { file = /s/x509/gw.pem\n } }")
+        .unwrap()
+        .value;
+    assert_eq!(
+        connection.local[0].certs,
+        [CertSource::Data(CERTIFICATE.to_vec())]
+    );
+    for file in ["/missing", "/s/x509/bad.pem"] {
+        let error = decode(&format!("remote {{ cacert1 {{ file = {file}\n }} }}")).unwrap_err();
+        assert_eq!(error.vici_text(), "unable to load certificate: cacert1");
+    }
+}
+
+#[test]
+fn switching_reauthentication_off_explicitly_warns_that_rekeying_goes_with_it() {
+    let decoded = decode("reauth_time = 0").unwrap();
+    assert_eq!(decoded.value.rekey_time, Duration::ZERO);
+    assert_eq!(decoded.warnings[0].code, "never-rekeyed");
+}
+
+#[test]
 fn rounds_are_sorted() {
     let connection =
         decode("remote-b { round = 2\n auth = psk\n }\nremote-a { round = 1\n id = x\n }")
