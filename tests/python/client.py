@@ -40,7 +40,7 @@ def main():
     session = connect()
 
     version = text(session.version())
-    print("version keys:", " ".join(version))
+    print("version keys:", " ".join(key for key in version if key != "swanherd"))
     stats = text(session.stats())
     print("stats keys:", " ".join(key for key in stats if key in ("uptime", "workers", "queues", "scheduled", "ikesas")))
     show("ikesas", stats["ikesas"])

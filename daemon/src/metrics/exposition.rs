@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The text formats that Prometheus reads: OpenMetrics 1.0, and the older one for those who do
-//! not ask for it.
+//! The text formats that Prometheus reads: OpenMetrics 1.0, and its older one.
 
 use core::fmt::{Display, Write as _};
 
@@ -14,20 +13,23 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// The format for an `Accept` header. Prometheus lists several types with weights, and always
-    /// prefers OpenMetrics where it lists it.
+    /// The format for an `Accept` header: the older one for those who want plain text and have not
+    /// heard of OpenMetrics. Prometheus lists both.
     pub(super) fn negotiate(accept: Option<&str>) -> Self {
-        let accepts = |range: &str| {
-            let mut parts = range.split(';').map(str::trim);
-            parts.next() == Some("application/openmetrics-text")
-                && !parts
-                    .any(|part| part.strip_prefix("q=").and_then(|q| q.parse().ok()) == Some(0.0))
+        let accepts = |wanted: &str| {
+            let mut ranges = accept.unwrap_or("*/*").split(',');
+            ranges.any(|range| {
+                let mut parts = range.split(';').map(str::trim);
+                let refused = |part: &str| {
+                    part.strip_prefix("q=").and_then(|q| q.parse().ok()) == Some(0.0)
+                };
+                parts.next() == Some(wanted) && !parts.any(refused)
+            })
         };
-        match accept {
-            Some(accept) if accept.split(',').any(|range| accepts(range.trim())) => {
-                Self::OpenMetrics
-            }
-            _ => Self::Text,
+        if accepts("text/plain") && !accepts("application/openmetrics-text") {
+            Self::Text
+        } else {
+            Self::OpenMetrics
         }
     }
 
@@ -196,15 +198,17 @@ mod tests {
     }
 
     #[test]
-    fn openmetrics_is_for_those_who_ask() {
+    fn plain_text_is_for_those_who_know_nothing_better() {
         let prometheus =
             "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.3,*/*;q=0.1";
-        assert_eq!(Format::negotiate(Some(prometheus)), Format::OpenMetrics);
-        assert_eq!(Format::negotiate(Some("*/*")), Format::Text);
-        assert_eq!(
-            Format::negotiate(Some("application/openmetrics-text;q=0")),
-            Format::Text
-        );
-        assert_eq!(Format::negotiate(None), Format::Text);
+        for (accept, format) in [
+            (Some(prometheus), Format::OpenMetrics),
+            (Some("*/*"), Format::OpenMetrics),
+            (None, Format::OpenMetrics),
+            (Some("text/plain;version=0.0.4, */*;q=0.1"), Format::Text),
+            (Some("application/openmetrics-text;q=0, text/plain"), Format::Text),
+        ] {
+            assert_eq!(Format::negotiate(accept), format, "{accept:?}");
+        }
     }
 }

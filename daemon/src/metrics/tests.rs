@@ -76,12 +76,13 @@ fn every_sample_belongs_to_the_family_above_it() {
 async fn endpoints_answer_what_was_asked() {
     let fixture = Fixture::start().await;
 
-    let open = "Accept: application/openmetrics-text\r\n";
-    let metrics = fixture.get("GET", "/metrics", open).await;
+    let metrics = fixture.get("GET", "/metrics", "").await;
     assert!(metrics.starts_with("HTTP/1.1 200 "), "{metrics}");
     assert!(metrics.contains("content-type: application/openmetrics-text; version=1.0.0;"));
     assert!(metrics.ends_with("# EOF\n"));
-    let plain = fixture.get("GET", "/metrics", "").await;
+    let plain = fixture
+        .get("GET", "/metrics", "Accept: text/plain\r\n")
+        .await;
     assert!(plain.contains("content-type: text/plain; version=0.0.4;"));
     assert!(
         fixture

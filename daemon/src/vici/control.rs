@@ -11,7 +11,7 @@ use swanherd_vici::Message;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::args::{failure, flag, integer, selector, success, text};
+use super::args::{failure, flag, integer, outcome, selector, success, text};
 use super::events::log_line;
 use super::names;
 use super::session::Emitter;
@@ -55,31 +55,19 @@ pub(super) async fn initiate(control: Control, args: &Message, emitter: Emitter)
     };
     drop(snapshot);
     let wait = Wait::of(args);
-    let respect_limits = flag(args, "init-limits");
     let command = Command::Initiate {
         connection: Some(connection),
         child: child.map(str::to_owned),
-        respect_limits,
+        respect_limits: flag(args, "init-limits"),
     };
-    let reply = match execute(&control, command, wait, args, &emitter).await {
-        Ended::Done(reply) => reply,
-        Ended::NotWaited => return success(),
+    match execute(&control, command, wait, args, &emitter).await {
+        // The endpoint speaks VICI's words.
+        Ended::Done(reply) => outcome(reply.result),
+        Ended::NotWaited => success(),
         Ended::TimedOut(millis) => {
-            return failure(format!("{kind} '{name}' not established after {millis}ms"));
+            failure(format!("{kind} '{name}' not established after {millis}ms"))
         }
-        Ended::ShuttingDown => return failure(SHUTTING_DOWN),
-    };
-    match reply.result {
-        Ok(()) => success(),
-        // The one reason that has an answer of its own.
-        Err(reason) if respect_limits && reason.contains("limit") => {
-            let text =
-                format!("establishing {kind} '{name}' not possible at the moment due to limits");
-            failure(text).with("reason", reason)
-        }
-        Err(reason) => {
-            failure(format!("establishing {kind} '{name}' failed")).with("reason", reason)
-        }
+        Ended::ShuttingDown => failure(SHUTTING_DOWN),
     }
 }
 
@@ -227,8 +215,8 @@ enum Ended {
     ShuttingDown,
 }
 
-/// Runs a command and passes on its log lines. A command that is not waited for, or no longer,
-/// goes on; one whose client has left is cancelled, because this future is dropped then.
+/// Runs a command and passes on its log lines. What it has started goes on when nobody waits for it
+/// any more, be it for the timeout or because the client left.
 async fn execute(
     control: &Control,
     command: Command,
@@ -255,10 +243,7 @@ async fn execute(
     }
     let level = integer(args, "loglevel").unwrap_or(1);
     let limit = match wait {
-        Wait::No => {
-            keep_alive(answer);
-            return Ended::NotWaited;
-        }
+        Wait::No => return Ended::NotWaited,
         Wait::ForEver => None,
         Wait::Millis(millis) => Instant::now().checked_add(Duration::from_millis(millis)),
     };
@@ -274,7 +259,6 @@ async fn execute(
                 return answer.map_or(Ended::ShuttingDown, Ended::Done);
             }
             () = sleep_until(limit) => {
-                keep_alive(answer);
                 let Wait::Millis(millis) = wait else { return Ended::NotWaited };
                 return Ended::TimedOut(millis);
             }
@@ -300,11 +284,6 @@ async fn sleep_until(limit: Option<Instant>) {
         Some(limit) => tokio::time::sleep_until(limit).await,
         None => std::future::pending().await,
     }
-}
-
-/// Holds the answer channel open, so that the command is not taken for abandoned.
-fn keep_alive(answer: oneshot::Receiver<CommandReply>) {
-    tokio::spawn(answer);
 }
 
 /// `list-policies`: traps and shunts that the loaded connections call for.
