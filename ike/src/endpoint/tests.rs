@@ -3,3 +3,5 @@
 
 mod handshake;
 mod harness;
+mod lifetime;
+mod rekey;

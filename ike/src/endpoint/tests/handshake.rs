@@ -101,7 +101,7 @@ fn lost_messages_are_sent_again_and_answered_from_the_cache() {
     let mut count = 0;
     pair.filter = Box::new(move |_, _| {
         count += 1;
-        count % 2 == 0
+        ![1, 3, 5, 8, 10].contains(&count)
     });
 
     let id = pair.initiate("gw", "net");

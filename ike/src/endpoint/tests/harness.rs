@@ -2,7 +2,7 @@
 //! Two endpoints, a network, two data planes, and a clock that only tests move.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use swanherd_ipsec::registry::{EncryptionId, IntegrityId, KeyExchangeId, PrfId};
 use swanherd_ipsec::{Proposal, ProtocolId, Secret, TrafficSelector, Transform};
 
 use crate::api::{
-    Action, ChildSaInfo, Command, CommandId, Datagram, Event, IkeSaInfo, Now, Settings,
+    Action, ChildSaInfo, Command, CommandId, Datagram, Event, IkeSaInfo, Now, Selector, Settings,
 };
 use crate::credentials::Credentials;
 use crate::crypto::Provider;
@@ -529,7 +529,16 @@ pub(super) fn assert_tunnel(pair: &Pair) {
     }
 }
 
-/// The remote address of `SocketAddr` notation, for readability of tests.
-pub(super) fn socket(text: &str) -> SocketAddr {
-    text.parse().unwrap()
+/// Rekeys on one side what the selector names; nothing is delivered yet.
+pub(super) fn rekey(pair: &mut Pair, on_alice: bool, child: bool) {
+    let selector = Selector {
+        ike: Some("gw".to_owned()),
+        child: child.then(|| "net".to_owned()),
+        ..Selector::default()
+    };
+    let command = Command::Rekey {
+        selector,
+        reauth: false,
+    };
+    pair.command(on_alice, command);
 }
