@@ -194,6 +194,11 @@ impl IkeSa {
         if old.state != ChildState::Installed || old.replaced_by.is_some() {
             return;
         }
+        if old.pending_out.is_some() {
+            // The peer has asked for it, but perhaps not seen the response yet.
+            self.delay(now, Duration::from_secs(1), Task::RekeyChild(id));
+            return;
+        }
         old.state = ChildState::Rekeying;
         let (conn, index, name) = (old.conn.clone(), old.index, old.cfg().name.clone());
         self.log(
@@ -910,11 +915,19 @@ impl IkeSa {
 
     /// The child that the peer may rekey by this SPI of its.
     fn rekey_target(&self, spi: u32) -> Result<ChildSaId, NotifyType> {
-        let child = self
+        let found = self
             .children
             .values()
-            .find(|child| child.spi_out == spi && child.state != ChildState::Deleted)
-            .ok_or(NotifyType::ChildSaNotFound)?;
+            .find(|child| child.spi_out == spi && child.state != ChildState::Deleted);
+        let Some(child) = found else {
+            // It may be the one that this side is making: the peer has it already, but its
+            // response is still on its way or being worked on.
+            return Err(if matches!(self.active, Active::CreatingChild(_)) {
+                NotifyType::TemporaryFailure
+            } else {
+                NotifyType::ChildSaNotFound
+            });
+        };
         match child.state {
             ChildState::Installed | ChildState::Rekeying if child.replaced_by.is_none() => {
                 Ok(child.id)

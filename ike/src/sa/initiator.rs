@@ -344,12 +344,19 @@ impl IkeSa {
         if message.header.message_id != 0 || message.header.spi_i != self.spi_i {
             return;
         }
-        let Active::Initiating(state) = std::mem::replace(&mut self.active, Active::Idle) else {
-            return;
-        };
-        let Initiating::InitResponse { pair, setup } = *state else {
-            self.active = Active::Initiating(state);
-            return;
+        let (pair, setup) = match std::mem::replace(&mut self.active, Active::Idle) {
+            Active::Initiating(state) => match *state {
+                Initiating::InitResponse { pair, setup } => (pair, setup),
+                other => {
+                    self.active = Active::Initiating(Box::new(other));
+                    return;
+                }
+            },
+            // A late copy must not disturb what is under way by now.
+            other => {
+                self.active = other;
+                return;
+            }
         };
         self.last_inbound = now.instant;
         self.count_message(env, ExchangeType::IkeSaInit, true, true);

@@ -303,6 +303,7 @@ impl IkeSa {
         self.cancel_passive(env);
         let notify = NotifyPayload::new(NotifyType::TemporaryFailure, Vec::new());
         self.refuse(env, now, notify);
+        self.rival_answered(env, now);
     }
 
     /// Forgets what was being answered, and removes a child that was being made for it.
@@ -409,12 +410,20 @@ impl IkeSa {
         self.no_longer_half_open(env);
         self.landed();
         self.timers.clear();
+        let attempted = match &self.active {
+            Active::Initiating(state) => state.child(),
+            Active::CreatingChild(state) => state.child(),
+            _ => None,
+        };
+        let attempted = attempted
+            .and_then(|id| self.children.get(&id))
+            .map(|child| child.index);
         self.cancel_active(env);
         self.cancel_passive(env);
         if let Some(twin) = self.rekey_twin.take() {
             env.spis.remove(&twin.sa.own_spi());
         }
-        self.request_restarts(env, reason);
+        self.request_restarts(env, reason, attempted);
         // A replaced IKE SA goes silently: its successor speaks for the children.
         if self.state != IkeState::Rekeyed && !self.redundant {
             self.state = IkeState::Deleting;
@@ -430,7 +439,8 @@ impl IkeSa {
     }
 
     /// Asks for what `dpd_action`, `close_action` and `start_action` say about a lost IKE SA.
-    fn request_restarts(&self, env: &mut Env, reason: FailureReason) {
+    /// `attempted` is the place of the child that was being negotiated.
+    fn request_restarts(&self, env: &mut Env, reason: FailureReason, attempted: Option<usize>) {
         if self.state == IkeState::Rekeyed || self.redundant || self.supersedes.is_some() {
             return;
         }
@@ -453,7 +463,8 @@ impl IkeSa {
             } else {
                 cfg.dpd_action
             };
-            if (had && action.start) || cfg.start_action.start {
+            let tried = !self.announced && (wanted || attempted == Some(index));
+            if ((had || tried) && action.start) || cfg.start_action.start {
                 env.request(Request::Restart {
                     connection: conn.name.clone(),
                     child: cfg.name.clone(),

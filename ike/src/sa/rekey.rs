@@ -62,6 +62,13 @@ pub(crate) enum Rekeying {
         spi_r: u64,
         nonce_r: Vec<u8>,
     },
+    /// The end of the peer's own rekeying, which is being answered: only then can be said which
+    /// of the two IKE SAs is the successor.
+    Rival {
+        negotiation: Box<Negotiation>,
+        new: Box<IkeSa>,
+        nonce_r: Vec<u8>,
+    },
 }
 
 impl Rekeying {
@@ -69,7 +76,8 @@ impl Rekeying {
     pub(crate) fn release(&self, env: &mut Env) {
         let (Self::PrivateValue { negotiation, .. }
         | Self::Response { negotiation, .. }
-        | Self::SharedSecret { negotiation, .. }) = self;
+        | Self::SharedSecret { negotiation, .. }
+        | Self::Rival { negotiation, .. }) = self;
         env.spis.remove(&negotiation.spi);
     }
 }
@@ -300,6 +308,13 @@ impl IkeSa {
                     self.successor_sa(env, now, negotiation.id, true, spis, suite, &shared, nonces)
                 });
                 match made {
+                    Ok(new) if matches!(self.passive, Passive::Rekeying(_)) => {
+                        self.active = Active::Rekeying(Box::new(Rekeying::Rival {
+                            negotiation,
+                            new,
+                            nonce_r,
+                        }));
+                    }
                     Ok(new) => self.rekeyed(env, now, new, &negotiation.nonce, &nonce_r),
                     Err(error) => {
                         let reason = FailureReason::PeerMisbehaved;
@@ -313,6 +328,21 @@ impl IkeSa {
             }
         }
         None
+    }
+
+    /// The peer's own rekeying has been answered, in whatever way.
+    pub(crate) fn rival_answered(&mut self, env: &mut Env, now: Now) {
+        match std::mem::replace(&mut self.active, Active::Idle) {
+            Active::Rekeying(state) => match *state {
+                Rekeying::Rival {
+                    negotiation,
+                    new,
+                    nonce_r,
+                } => self.rekeyed(env, now, new, &negotiation.nonce, &nonce_r),
+                other => self.active = Active::Rekeying(Box::new(other)),
+            },
+            other => self.active = other,
+        }
     }
 
     fn rekey_failed(
@@ -625,6 +655,7 @@ impl IkeSa {
             Err(error) => {
                 state.release(env);
                 self.refuse_rekey(env, now, NotifyType::InvalidSyntax, &error.to_string());
+                self.rival_answered(env, now);
                 return None;
             }
         };
@@ -651,6 +682,7 @@ impl IkeSa {
                 sa: new,
                 nonce: state.nonce_i.min(state.nonce_r),
             }));
+            self.rival_answered(env, now);
             return None;
         }
         // Our own has not been sent yet; it is not needed any more.

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A data plane that keeps what it is told, and notices what no kernel would stand for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use swanherd_ipsec::plane::{
+    Direction, Op, Outcome, PlaneError, PolicyAction, PolicySet, SaEntry, SaId,
+};
+
+/// Kinds of operations, for making some of them fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpKind {
+    AllocSpi,
+    InstallSa,
+    InstallPolicies,
+}
+
+/// State of one host's data plane.
+#[derive(Debug)]
+pub(crate) struct FakePlane {
+    next_spi: u32,
+    order: u64,
+    pub(crate) reserved: BTreeSet<SaId>,
+    /// With the order of their installation.
+    pub(crate) sas: BTreeMap<SaId, (u64, SaEntry)>,
+    pub(crate) policies: BTreeMap<u32, PolicySet>,
+    /// How many operations of a kind fail from now on.
+    pub(crate) failing: Vec<(OpKind, u32)>,
+    /// What should never have been asked for.
+    pub(crate) violations: Vec<String>,
+    keys_seen: BTreeSet<Vec<u8>>,
+}
+
+impl FakePlane {
+    pub(crate) fn new(first_spi: u32) -> Self {
+        Self {
+            next_spi: first_spi,
+            order: 0,
+            reserved: BTreeSet::new(),
+            sas: BTreeMap::new(),
+            policies: BTreeMap::new(),
+            failing: Vec::new(),
+            violations: Vec::new(),
+            keys_seen: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn apply(&mut self, op: Op) -> Result<Outcome, PlaneError> {
+        let kind = match &op {
+            Op::AllocSpi { .. } => Some(OpKind::AllocSpi),
+            Op::InstallSa(_) => Some(OpKind::InstallSa),
+            Op::InstallPolicies(_) => Some(OpKind::InstallPolicies),
+            _ => None,
+        };
+        if let Some((_, left)) = self
+            .failing
+            .iter_mut()
+            .find(|(failing, left)| Some(*failing) == kind && *left > 0)
+        {
+            *left -= 1;
+            return Err(refusal("made to fail", 12));
+        }
+        match op {
+            Op::AllocSpi { dst, .. } => {
+                self.next_spi += 1;
+                let spi = self.next_spi;
+                self.reserved.insert(SaId { spi, dst });
+                return Ok(Outcome::Spi(spi));
+            }
+            Op::InstallSa(entry) => self.install(*entry)?,
+            Op::UpdateSa {
+                id,
+                src,
+                dst,
+                encap,
+            } => {
+                let Some((order, mut entry)) = self.sas.remove(&id) else {
+                    return Err(refusal("no such SA", 3));
+                };
+                entry.src = src;
+                entry.dst = dst;
+                entry.encap = encap;
+                self.sas.insert(entry.id(), (order, entry));
+            }
+            Op::RemoveSa(id) => {
+                self.reserved.remove(&id);
+                self.sas.remove(&id);
+            }
+            Op::InstallPolicies(set) => {
+                if set.local.is_empty() || set.remote.is_empty() {
+                    self.violations
+                        .push(format!("policies {} without selectors", set.id));
+                }
+                self.policies.insert(set.id, *set);
+            }
+            Op::RemovePolicies(id) => {
+                self.policies.remove(&id);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn install(&mut self, entry: SaEntry) -> Result<(), PlaneError> {
+        let id = entry.id();
+        if self.sas.contains_key(&id) {
+            return Err(refusal("SA exists", 17));
+        }
+        if entry.reqid == 0 || entry.spi < 256 {
+            self.violations
+                .push(format!("SA {id:?} with reqid 0 or a reserved SPI"));
+        }
+        if entry.direction == Direction::In && !self.reserved.remove(&id) {
+            self.violations
+                .push(format!("inbound SA {id:?} without reservation"));
+        }
+        if !self
+            .keys_seen
+            .insert(entry.keys.encryption_key.expose().to_vec())
+        {
+            self.violations
+                .push(format!("SA {id:?} with a key that was used before"));
+        }
+        self.order += 1;
+        self.sas.insert(id, (self.order, entry));
+        Ok(())
+    }
+
+    /// The SA that the kernel would take for a packet under this policy: the youngest.
+    pub(crate) fn outbound(&self, policy: &PolicySet) -> Option<&SaEntry> {
+        let PolicyAction::Protect {
+            reqid, spi, remote, ..
+        } = policy.action
+        else {
+            return None;
+        };
+        self.sas
+            .values()
+            .filter(|(_, entry)| {
+                entry.direction == Direction::Out
+                    && entry.reqid == reqid
+                    && entry.dst == remote
+                    && (spi == 0 || entry.spi == spi)
+            })
+            .max_by_key(|(order, _)| *order)
+            .map(|(_, entry)| entry)
+    }
+
+    /// SAs of one direction.
+    pub(crate) fn of(&self, direction: Direction) -> impl Iterator<Item = &SaEntry> {
+        self.sas
+            .values()
+            .map(|(_, entry)| entry)
+            .filter(move |entry| entry.direction == direction)
+    }
+
+    /// The inbound SA with that SPI and own address.
+    pub(crate) fn inbound(&self, spi: u32, dst: IpAddr) -> Option<&SaEntry> {
+        self.sas
+            .get(&SaId { spi, dst })
+            .map(|(_, entry)| entry)
+            .filter(|entry| entry.direction == Direction::In)
+    }
+}
+
+fn refusal(reason: &str, errno: i32) -> PlaneError {
+    PlaneError {
+        op: "simulated".to_owned(),
+        reason: reason.to_owned(),
+        errno: Some(errno),
+    }
+}

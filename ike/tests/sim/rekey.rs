@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! CREATE_CHILD_SA: rekeying by either side, by both at once, and under traffic.
+
+use std::time::Duration;
+
+use swanherd_config::model::Connection;
+use swanherd_ike::api::{Event, IkeState, Selector};
+use swanherd_ipsec::registry::KeyExchangeId;
+
+use crate::config::{esp_proposal, pair};
+use crate::handshake::{established, established_with};
+use crate::net::Conditions;
+use crate::world::{ALICE, BOB, World, for_seeds};
+
+fn the_child() -> Selector {
+    Selector {
+        child: Some("net".to_owned()),
+        ..Selector::default()
+    }
+}
+
+fn the_ike_sa(host: usize) -> Selector {
+    let name = if host == ALICE { "to-bob" } else { "to-alice" };
+    Selector {
+        ike: Some(name.to_owned()),
+        ..Selector::default()
+    }
+}
+
+/// Long enough for the replaced SAs to be gone.
+const AFTERMATH: Duration = Duration::from_secs(60);
+
+#[test]
+fn either_side_rekeys_a_child_without_losing_a_packet() {
+    for host in [ALICE, BOB] {
+        let mut world = established(30);
+        let before = world.inbound_spis(ALICE);
+        world.set_traffic(true);
+        world.run_for(Duration::from_secs(1));
+
+        let command = world.rekey(host, the_child());
+        assert_eq!(world.finish(host, command), Ok(()));
+        world.run_for(AFTERMATH);
+        world.set_traffic(false);
+        world.run_for(Duration::from_secs(1));
+
+        world.assert_in_sync(1);
+        assert_ne!(world.inbound_spis(ALICE), before);
+        assert_eq!((world.traffic.blocked, world.traffic.refused), (0, 0));
+        assert_eq!(world.traffic.arrived, world.traffic.sent);
+        assert!(world.traffic.sent > 1000);
+        for host in [ALICE, BOB] {
+            let told = |event: &Event| matches!(event, Event::ChildRekey { .. });
+            let events = &world.host(host).events;
+            assert_eq!(events.iter().filter(|(_, event)| told(event)).count(), 1);
+        }
+    }
+}
+
+#[test]
+fn a_child_is_rekeyed_with_a_key_exchange_of_its_own() {
+    let mut connections = pair();
+    for conn in [&mut connections.0, &mut connections.1] {
+        conn.children[0].proposals = vec![esp_proposal(&[KeyExchangeId::Ecp256])];
+    }
+    let mut world = established_with(World::new(31), connections);
+    let command = world.rekey(ALICE, the_child());
+    assert_eq!(world.finish(ALICE, command), Ok(()));
+    world.run_for(AFTERMATH);
+
+    world.assert_in_sync(1);
+    let suite = world.host(BOB).children()[0].suite.unwrap();
+    assert_eq!(suite.key_exchange, Some(KeyExchangeId::Ecp256));
+}
+
+#[test]
+fn either_side_rekeys_the_ike_sa_and_the_children_stay() {
+    for host in [ALICE, BOB] {
+        let mut world = established(32);
+        let (old, before) = (
+            world.host(ALICE).ike_sas()[0].spi_i,
+            world.inbound_spis(ALICE),
+        );
+        world.set_traffic(true);
+
+        let command = world.rekey(host, the_ike_sa(host));
+        assert_eq!(world.finish(host, command), Ok(()));
+        world.run_for(AFTERMATH);
+
+        world.assert_in_sync(1);
+        let sas = world.host(ALICE).ike_sas();
+        assert_eq!(sas.len(), 1);
+        assert_ne!(sas[0].spi_i, old);
+        assert_eq!(world.inbound_spis(ALICE), before);
+        assert_eq!((world.traffic.blocked, world.traffic.refused), (0, 0));
+
+        // The new one can do everything that the old one could.
+        let command = world.rekey(1 - host, the_child());
+        assert_eq!(world.finish(1 - host, command), Ok(()));
+        world.run_for(AFTERMATH);
+        world.assert_in_sync(1);
+        let command = world.rekey(1 - host, the_ike_sa(1 - host));
+        assert_eq!(world.finish(1 - host, command), Ok(()));
+        world.run_for(AFTERMATH);
+        world.assert_in_sync(1);
+        assert_eq!((world.traffic.blocked, world.traffic.refused), (0, 0));
+    }
+}
+
+#[test]
+fn simultaneous_child_rekeys_end_with_one_child() {
+    for_seeds(100, |seed| {
+        let conditions = Conditions {
+            delay: 5..=100,
+            ..Conditions::default()
+        };
+        let mut world = established_with(World::new(seed).conditions(conditions), pair());
+        world.set_traffic(true);
+        world.rekey(ALICE, the_child());
+        world.run_for(Duration::from_millis(seed % 40 * 5));
+        world.rekey(BOB, the_child());
+        world.run_for(AFTERMATH * 2);
+        world.assert_in_sync(1);
+        assert_eq!(world.traffic.blocked, 0);
+    });
+}
+
+#[test]
+fn simultaneous_ike_rekeys_end_with_one_ike_sa() {
+    for_seeds(100, |seed| {
+        let conditions = Conditions {
+            delay: 5..=100,
+            ..Conditions::default()
+        };
+        let mut world = established_with(World::new(seed).conditions(conditions), pair());
+        world.rekey(ALICE, the_ike_sa(ALICE));
+        world.run_for(Duration::from_millis(seed % 40 * 5));
+        world.rekey(BOB, the_ike_sa(BOB));
+        world.run_for(AFTERMATH * 2);
+        world.assert_in_sync(1);
+        assert_eq!(world.host(ALICE).ike_sas().len(), 1);
+        assert_eq!(world.host(BOB).ike_sas().len(), 1);
+    });
+}
+
+#[test]
+fn a_child_rekey_that_meets_an_ike_rekey_ends_well() {
+    for_seeds(100, |seed| {
+        let conditions = Conditions {
+            delay: 5..=100,
+            ..Conditions::default()
+        };
+        let mut world = established_with(World::new(seed).conditions(conditions), pair());
+        world.rekey(ALICE, the_ike_sa(ALICE));
+        world.run_for(Duration::from_millis(seed % 40 * 5));
+        world.rekey(BOB, the_child());
+        world.run_for(AFTERMATH * 2);
+        world.assert_in_sync(1);
+        assert_eq!(world.host(ALICE).count(IkeState::Established), 1);
+    });
+}
+
+/// Rekeys its child every 60 s and its IKE SA every 300 s, each with some jitter.
+fn lively() -> (Connection, Connection) {
+    let mut connections = pair();
+    for conn in [&mut connections.0, &mut connections.1] {
+        conn.rekey_time = Duration::from_secs(300);
+        conn.rand_time = Duration::from_secs(60);
+        conn.children[0].rekey_time = Duration::from_secs(60);
+        conn.children[0].life_time = Duration::from_secs(90);
+        conn.children[0].rand_time = Duration::from_secs(20);
+    }
+    connections
+}
+
+#[test]
+fn an_hour_of_lifetimes_passes_without_losing_a_packet() {
+    let mut world = established_with(World::new(36), lively());
+    world.set_traffic(true);
+    world.run_for(Duration::from_secs(3600));
+    world.set_traffic(false);
+    world.run_for(Duration::from_secs(10));
+
+    assert_eq!((world.traffic.blocked, world.traffic.refused), (0, 0));
+    assert!(world.traffic.sent > 100_000);
+    let rekeys = |told: fn(&Event) -> bool| {
+        let events = &world.host(ALICE).events;
+        events.iter().filter(|(_, event)| told(event)).count()
+    };
+    assert!(rekeys(|event| matches!(event, Event::ChildRekey { .. })) >= 40);
+    assert!(rekeys(|event| matches!(event, Event::IkeRekey { .. })) >= 10);
+    assert_eq!(
+        rekeys(|event| matches!(event, Event::ChildUpDown { up: false, .. })),
+        0
+    );
+}
+
+#[test]
+fn a_hard_lifetime_ends_what_could_not_be_rekeyed() {
+    let mut connections = pair();
+    connections.0.children[0].life_time = Duration::from_secs(100);
+    let mut world = established_with(World::new(37), connections);
+    world.run_for(Duration::from_secs(200));
+    assert_eq!(world.host(ALICE).children().len(), 0);
+    world.assert_in_sync(0);
+}
