@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use swanherd_vici::{ChildSa, Client, Error, IkeSa, Initiate, ListSas, LogLine, Message, Selector};
+use swanherd_vici::types::{Initiate, ListSas, LogLine, Selector};
+use swanherd_vici::{ChildSa, Client, Error, IkeSa, Message};
 
 use crate::cli::{Server, Status, UpDown};
 

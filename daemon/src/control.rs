@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use swanherd_config::model::{Connection, SharedKind, SharedSecret};
+use swanherd_config::model::{Connection, SharedSecret};
 use swanherd_ike::api::{ChildSaId, Command, Counter, Event, IkeSaId, IkeSaInfo, LogLine, Selector};
 use swanherd_ipsec::plane::{SaCounters, SaId};
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -210,16 +210,5 @@ impl Snapshot {
             }
         }
         found
-    }
-}
-
-/// Kinds of shared secrets by their VICI names.
-pub(crate) fn shared_kind(name: &str) -> Option<SharedKind> {
-    match name.to_ascii_uppercase().as_str() {
-        "IKE" => Some(SharedKind::Ike),
-        "EAP" | "XAUTH" => Some(SharedKind::Eap),
-        "NTLM" => Some(SharedKind::Ntlm),
-        "PPK" => Some(SharedKind::Ppk),
-        _ => None,
     }
 }

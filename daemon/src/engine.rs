@@ -19,9 +19,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
+use swanherd_config::model::Connection;
 use swanherd_ike::api::{
     Action, Command, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo,
-    LogLine, Now, PlaneAnswer, Token, Transmit,
+    LogLine, Now, PlaneAnswer, Settings, Token, Transmit,
 };
 use swanherd_ike::endpoint::Endpoint;
 use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, SaCounters, SaId};
@@ -29,7 +30,7 @@ use swanherd_kernel::DataPlane;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::control::{CommandReply, Control, CredentialNames, Request, Snapshot};
-use crate::credentials::CredentialStore;
+use crate::credentials::{CredentialStore, read_certificates};
 use crate::totals::Accounting;
 use crate::workers::Workers;
 
@@ -84,7 +85,7 @@ pub(crate) struct Parts<P, S> {
     pub(crate) sender: S,
     pub(crate) datagrams: mpsc::Receiver<Datagram>,
     pub(crate) counters_interval: Duration,
-    pub(crate) reload_settings: Box<dyn FnMut() -> Result<(), String> + Send>,
+    pub(crate) reload_settings: Box<dyn FnMut() -> Result<Settings, String> + Send>,
     pub(crate) log: crate::logging::Sink,
 }
 
@@ -103,7 +104,7 @@ pub(crate) struct Engine<P, S> {
     resolver: Arc<tokio::sync::Semaphore>,
     control: Control,
     credentials: CredentialStore,
-    connections: BTreeMap<String, Arc<swanherd_config::model::Connection>>,
+    connections: BTreeMap<String, Arc<Connection>>,
     ike_sas: BTreeMap<IkeSaId, Arc<IkeSaInfo>>,
     dirty: BTreeSet<IkeSaId>,
     publish: bool,
@@ -117,7 +118,7 @@ pub(crate) struct Engine<P, S> {
     counters_interval: Duration,
     counters_running: bool,
     counters_waiters: Vec<oneshot::Sender<()>>,
-    reload_settings: Box<dyn FnMut() -> Result<(), String> + Send>,
+    reload_settings: Box<dyn FnMut() -> Result<Settings, String> + Send>,
     log: crate::logging::Sink,
 }
 
@@ -263,11 +264,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     fn handle_request(&mut self, request: Request) {
         match request {
             Request::LoadConnection(connection, reply) => {
-                let connection = Arc::new(*connection);
-                self.connections.insert(connection.name.clone(), Arc::clone(&connection));
-                self.endpoint.load_connection(now(), connection);
-                self.publish();
-                let _ = reply.send(Ok(()));
+                let _ = reply.send(self.load_connection(*connection));
             }
             Request::UnloadConnection(name, reply) => {
                 let known = self.endpoint.unload_connection(now(), &name);
@@ -314,7 +311,8 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 let _ = reply.send(());
             }
             Request::ReloadSettings(reply) => {
-                let _ = reply.send((self.reload_settings)());
+                let result = (self.reload_settings)();
+                let _ = reply.send(result.map(|settings| self.endpoint.set_settings(settings)));
             }
             Request::Command { command, log, reply } => self.handle_command(command, log, reply),
             Request::ResetCounters(name, reply) => {
@@ -325,6 +323,19 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 self.start_counters();
             }
         }
+    }
+
+    /// Loading a definition that is loaded already touches nothing.
+    fn load_connection(&mut self, mut connection: Connection) -> Result<(), String> {
+        read_certificates(&mut connection)?;
+        if self.connections.get(&connection.name).is_some_and(|known| **known == connection) {
+            return Ok(());
+        }
+        let connection = Arc::new(connection);
+        self.connections.insert(connection.name.clone(), Arc::clone(&connection));
+        self.endpoint.load_connection(now(), connection);
+        self.publish();
+        Ok(())
     }
 
     fn handle_command(

@@ -15,7 +15,7 @@ use crate::client::say;
 use crate::control::Control;
 use crate::engine::{DATAGRAM_QUEUE, Engine, Parts};
 use crate::loader::Loader;
-use crate::{logging, metrics, paths, plane, shell, vici};
+use crate::{logging, metrics, paths, plane, vici};
 
 /// Something of this host prevents the daemon from running.
 const CANNOT_RUN: u8 = 1;
@@ -71,8 +71,8 @@ async fn serve(
 
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).map_err(|error| format!("no randomness: {error}"))?;
-    let mut ike = plane::ike_settings(settings);
-    ike.force_encap = plane.force_encap;
+    let force_encap = plane.force_encap;
+    let ike = plane::ike_settings(settings, force_encap);
     let endpoint = Endpoint::new(ike, Provider::ring(), seed);
     let (engine, control) = Engine::new(Parts {
         endpoint,
@@ -83,7 +83,7 @@ async fn serve(
         counters_interval: settings.counters_interval,
         reload_settings: Box::new(move || {
             paths::load_settings(&settings_file)
-                .map(drop)
+                .map(|(settings, _)| plane::ike_settings(&settings, force_encap))
                 .map_err(|error| format!("reloading '{}' failed", error.render(false)))
         }),
         log: logging::Sink::open(log_files(settings)),
@@ -92,7 +92,12 @@ async fn serve(
     let (stop, stopped) = watch::channel(false);
     let engine = tokio::spawn(engine.run(wait_for(stopped.clone())));
     let vici = tokio::spawn(server.run(control.clone(), wait_for(stopped.clone())));
-    let metrics = metrics::start(settings, control.clone(), wait_for(stopped)).await?;
+    let metrics = metrics::start(settings, control.clone(), wait_for(stopped)).await;
+    let metrics = metrics.unwrap_or_else(|error| {
+        // Tunnels matter more than their metrics.
+        tracing::error!("{error}");
+        None
+    });
 
     let mut loader = Loader::new(definitions, control.clone());
     load(&mut loader).await;

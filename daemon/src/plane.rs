@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Chooses the data plane, and opens it with the sockets that it needs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use swanherd_config::settings::{DataPlaneChoice, Settings};
+use swanherd_ike::api::{self, Datagram};
+use swanherd_ipsec::plane::{Op, Outcome, PlaneError, PlaneEvent, SaCounters, SaId};
+use swanherd_kernel::select::{Selection, probe};
+use swanherd_kernel::tun::{DEFAULT_MARK, TunConfig, TunPlane};
+use swanherd_kernel::udp::{IkeSocket, SocketOptions};
+use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
+use swanherd_kernel::{DataPlane, PlaneKind};
+use tokio::sync::mpsc;
+
+use crate::shell::{self, Sockets};
+
+/// Either data plane.
+pub(crate) enum AnyPlane {
+    Xfrm(XfrmPlane),
+    Tun(TunPlane),
+}
+
+/// A data plane that is ready.
+pub(crate) struct Opened {
+    pub(crate) plane: AnyPlane,
+    pub(crate) events: mpsc::Receiver<PlaneEvent>,
+    pub(crate) sockets: Sockets,
+    /// Why this one, for the log.
+    pub(crate) reason: String,
+    /// Whether it can do UDP encapsulation only.
+    pub(crate) force_encap: bool,
+}
+
+impl AnyPlane {
+    pub(crate) fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+}
+
+/// Opens the plane that the settings ask for, or the best that this host has. What arrives on the
+/// sockets goes to `engine`.
+///
+/// # Errors
+/// For people: what this host lacks.
+pub(crate) async fn open(
+    settings: &Settings,
+    engine: mpsc::Sender<Datagram>,
+) -> Result<Opened, String> {
+    match settings.dataplane {
+        DataPlaneChoice::Xfrm => open_xfrm(settings, engine, "as configured".to_owned()).await,
+        DataPlaneChoice::Tun => open_tun(settings, engine, "as configured".to_owned()).await,
+        DataPlaneChoice::Auto => {
+            let Selection { kind, reason } = probe().await;
+            match kind {
+                PlaneKind::Xfrm => open_xfrm(settings, engine, reason).await,
+                PlaneKind::Tun => open_tun(settings, engine, reason).await,
+            }
+        }
+    }
+}
+
+async fn open_xfrm(
+    settings: &Settings,
+    engine: mpsc::Sender<Datagram>,
+    reason: String,
+) -> Result<Opened, String> {
+    let options = SocketOptions { bypass: true, ..SocketOptions::default() };
+    let ike = bind(settings.port, &options)?;
+    let nat_t = bind(settings.port_nat_t, &SocketOptions { decapsulate: true, ..options })?;
+    let ledger = settings.run_dir.join("xfrm.ledger");
+    let (plane, events) = XfrmPlane::start(XfrmOptions { ledger: Some(ledger), ..XfrmOptions::default() })
+        .await
+        .map_err(|error| format!("cannot use the kernel's XFRM: {error}"))?;
+    tokio::spawn(shell::read_ike(Arc::clone(&ike), engine.clone()));
+    tokio::spawn(shell::read_nat_t(Arc::clone(&nat_t), engine));
+    Ok(Opened {
+        plane: AnyPlane::Xfrm(plane),
+        events,
+        sockets: Sockets { ike, nat_t },
+        reason,
+        force_encap: false,
+    })
+}
+
+async fn open_tun(
+    settings: &Settings,
+    engine: mpsc::Sender<Datagram>,
+    reason: String,
+) -> Result<Opened, String> {
+    let config = TunConfig {
+        device: settings.tun.device.clone(),
+        mtu: settings.tun.mtu,
+        mark: DEFAULT_MARK,
+        workers: settings.tun.workers,
+    };
+    let options = SocketOptions { mark: Some(config.mark), ..SocketOptions::default() };
+    let ike = bind(settings.port, &options)?;
+    let fast = SocketOptions {
+        gro: true,
+        receive_buffer: FAST_PATH_BUFFER,
+        send_buffer: FAST_PATH_BUFFER,
+        ..options
+    };
+    let nat_t = bind(settings.port_nat_t, &fast)?;
+    let (plane, events, mut messages) = TunPlane::start(Arc::clone(&nat_t), &config)
+        .await
+        .map_err(|error| format!("cannot run ESP in user space: {error}"))?;
+    tokio::spawn(shell::read_ike(Arc::clone(&ike), engine.clone()));
+    tokio::spawn(async move {
+        while let Some(message) = messages.recv().await {
+            shell::forward(&engine, message.local, message.remote, message.payload.to_vec());
+        }
+    });
+    Ok(Opened {
+        plane: AnyPlane::Tun(plane),
+        events,
+        sockets: Sockets { ike, nat_t },
+        reason,
+        force_encap: true,
+    })
+}
+
+/// Room for the bursts that segmentation offload makes, well below what would be felt as delay.
+const FAST_PATH_BUFFER: usize = 4 << 20;
+
+fn bind(port: u16, options: &SocketOptions) -> Result<Arc<IkeSocket>, String> {
+    IkeSocket::bind(None, port, options)
+        .map(Arc::new)
+        .map_err(|error| format!("cannot open UDP port {port}: {error}"))
+}
+
+impl DataPlane for AnyPlane {
+    fn kind(&self) -> PlaneKind {
+        match self {
+            Self::Xfrm(plane) => plane.kind(),
+            Self::Tun(plane) => plane.kind(),
+        }
+    }
+
+    async fn apply(&self, op: Op) -> Result<Outcome, PlaneError> {
+        match self {
+            Self::Xfrm(plane) => plane.apply(op).await,
+            Self::Tun(plane) => plane.apply(op).await,
+        }
+    }
+
+    async fn counters(&self) -> Result<BTreeMap<SaId, SaCounters>, PlaneError> {
+        match self {
+            Self::Xfrm(plane) => plane.counters().await,
+            Self::Tun(plane) => plane.counters().await,
+        }
+    }
+
+    async fn counters_of(&self, id: SaId) -> Option<SaCounters> {
+        match self {
+            Self::Xfrm(plane) => plane.counters_of(id).await,
+            Self::Tun(plane) => plane.counters_of(id).await,
+        }
+    }
+
+    async fn shutdown(&self) {
+        match self {
+            Self::Xfrm(plane) => plane.shutdown().await,
+            Self::Tun(plane) => plane.shutdown().await,
+        }
+    }
+}
+
+/// The part of the settings that IKE needs.
+pub(crate) fn ike_settings(settings: &Settings, force_encap: bool) -> api::Settings {
+    let from = &settings.ike;
+    api::Settings {
+        port: settings.port,
+        port_nat_t: settings.port_nat_t,
+        retransmit_tries: from.retransmit_tries,
+        retransmit_timeout: from.retransmit_timeout,
+        retransmit_base_milli: from.retransmit_base_milli,
+        retransmit_jitter: from.retransmit_jitter,
+        retransmit_limit: from.retransmit_limit,
+        half_open_timeout: from.half_open_timeout,
+        cookie_threshold: from.cookie_threshold,
+        cookie_threshold_ip: from.cookie_threshold_ip,
+        block_threshold: from.block_threshold,
+        init_limit_half_open: from.init_limit_half_open,
+        ikesa_limit: from.ikesa_limit,
+        keep_alive: from.keep_alive,
+        fragment_size: from.fragment_size,
+        max_packet: from.max_packet,
+        delete_rekeyed_delay: from.delete_rekeyed_delay,
+        reuse_ikesa: from.reuse_ikesa,
+        close_ike_on_child_failure: from.close_ike_on_child_failure,
+        make_before_break: from.make_before_break,
+        prefer_configured_proposals: from.prefer_configured_proposals,
+        signature_authentication: from.signature_authentication,
+        rsa_pss: from.rsa_pss,
+        replay_window: from.replay_window,
+        reqid_base: from.reqid_base,
+        force_encap,
+    }
+}
