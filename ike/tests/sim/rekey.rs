@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use swanherd_config::model::Connection;
-use swanherd_ike::api::{Event, IkeState, Selector};
+use swanherd_ike::api::{Command, Event, IkeState, Selector};
 use swanherd_ipsec::registry::KeyExchangeId;
 
 use crate::config::{esp_proposal, pair};
 use crate::handshake::{established, established_with};
 use crate::net::Conditions;
+use crate::plane::OpKind;
 use crate::world::{ALICE, BOB, World, for_seeds};
 
 fn the_child() -> Selector {
@@ -203,4 +204,79 @@ fn a_hard_lifetime_ends_what_could_not_be_rekeyed() {
     world.run_for(Duration::from_secs(200));
     assert_eq!(world.host(ALICE).children().len(), 0);
     world.assert_in_sync(0);
+}
+
+#[test]
+fn a_rekey_with_a_key_exchange_that_the_peer_does_not_want_is_corrected() {
+    let mut connections = pair();
+    connections.0.children[0].proposals =
+        vec![esp_proposal(&[KeyExchangeId::Ecp256, KeyExchangeId::Ecp384])];
+    connections.1.children[0].proposals = vec![esp_proposal(&[KeyExchangeId::Ecp384])];
+    let mut world = established_with(World::new(38), connections);
+    let command = world.rekey(ALICE, the_child());
+    assert_eq!(world.finish(ALICE, command), Ok(()));
+    world.run_for(AFTERMATH);
+
+    world.assert_in_sync(1);
+    let suite = world.host(BOB).children()[0].suite.unwrap();
+    assert_eq!(suite.key_exchange, Some(KeyExchangeId::Ecp384));
+}
+
+#[test]
+fn a_rekey_that_the_data_plane_refuses_keeps_the_old_child() {
+    for (host, kind) in [
+        (ALICE, OpKind::AllocSpi),
+        (ALICE, OpKind::InstallSa),
+        (BOB, OpKind::AllocSpi),
+        (BOB, OpKind::InstallSa),
+    ] {
+        let mut world = established(39);
+        world.set_traffic(true);
+        world.hosts[host].plane.failing.push((kind, 1));
+        world.rekey(ALICE, the_child());
+        world.run_for(AFTERMATH * 3);
+        world.assert_in_sync(1);
+        assert_eq!(world.traffic.blocked, 0, "{host} {kind:?}");
+    }
+}
+
+#[test]
+fn reauthentication_makes_the_new_before_it_breaks_the_old() {
+    let mut world = established(40);
+    let before = world.host(ALICE).ike_sas()[0].id;
+    world.set_traffic(true);
+    let selector = the_ike_sa(ALICE);
+    let reauth = true;
+    world.command(ALICE, Command::Rekey { selector, reauth });
+    world.run_for(AFTERMATH);
+
+    world.assert_in_sync(1);
+    let sas = world.host(ALICE).ike_sas();
+    assert_eq!(sas.len(), 1);
+    assert_ne!(sas[0].id, before);
+    assert_eq!((world.traffic.blocked, world.traffic.refused), (0, 0));
+}
+
+#[test]
+fn a_rekey_that_meets_a_deletion_leaves_nothing_half_done() {
+    for_seeds(100, |seed| {
+        let conditions = Conditions {
+            delay: 5..=100,
+            ..Conditions::default()
+        };
+        let mut world = established_with(World::new(seed).conditions(conditions), pair());
+        let (rekeys, deletes) = (seed & 1 == 0, seed & 2 == 0);
+        let rekeyed = if rekeys { the_child() } else { the_ike_sa(ALICE) };
+        let deleted = if deletes { the_child() } else { the_ike_sa(BOB) };
+        world.rekey(ALICE, rekeyed);
+        world.run_for(Duration::from_millis(seed % 40 * 5));
+        world.terminate(BOB, deleted);
+        world.run_for(AFTERMATH * 5);
+        if world.host(ALICE).ike_sas().is_empty() && world.host(BOB).ike_sas().is_empty() {
+            world.assert_all_clean();
+        } else {
+            let children = world.host(ALICE).children().len();
+            world.assert_in_sync(children);
+        }
+    });
 }
