@@ -10,6 +10,7 @@ pub mod plane;
 pub mod reconcile;
 pub mod route;
 pub mod route_table;
+pub mod select;
 pub mod tun;
 pub mod udp;
 pub mod xfrm;

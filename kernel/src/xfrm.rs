@@ -535,6 +535,25 @@ impl XfrmPlane {
     }
 }
 
+/// Installs `entry` and removes it again, to see whether the kernel takes it.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) async fn try_sa(entry: &SaEntry) -> Result<(), PlaneError> {
+    let fail = |error| plane_error("try an SA", error);
+    let requests = Requester::open(libc::NETLINK_XFRM as isize)
+        .map_err(|error| fail(NetlinkError::Io(error)))?;
+    let install = message::install_sa(entry, false, CarriedState::default())
+        .map_err(|error| unsupported("try an SA", &error))?;
+    match requests.command(&install, 0).await {
+        // From a probe that was interrupted.
+        Err(error) if error.errno() == Some(libc::EEXIST) => {}
+        result => result.map_err(fail)?,
+    }
+    let remove = message::remove_sa(entry.id(), entry.mark);
+    absent_is_fine(requests.command(&remove, 0).await).map_err(fail)
+}
+
 impl DataPlane for XfrmPlane {
     fn kind(&self) -> PlaneKind {
         PlaneKind::Xfrm
@@ -739,6 +758,14 @@ fn plane_error(op: impl std::fmt::Display, error: NetlinkError) -> PlaneError {
         op: op.to_string(),
         errno: error.errno(),
         reason: error.to_string(),
+    }
+}
+
+fn unsupported(op: &str, error: &algorithm::AlgorithmError) -> PlaneError {
+    PlaneError {
+        op: op.to_owned(),
+        reason: error.to_string(),
+        errno: None,
     }
 }
 

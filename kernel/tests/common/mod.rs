@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Namespaces to try the planes in.
 #![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
