@@ -4,6 +4,7 @@
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,14 +17,20 @@ use super::shared::{DropReason, Shared};
 use super::tables::Inbound;
 use crate::udp::{NatTraversal, Received, ReceivedMeta, receive};
 
+/// What one receive call may yield.
+const BATCH: usize = 64 * 1024;
+/// Datagrams of peers that send them one by one gather in here before they are joined.
+const BUFFER: usize = 4 * BATCH;
+
 /// The loop of the receiving thread. Ends when the plane shuts down.
 pub(super) fn run(shared: &Arc<Shared>) {
     let mut receiver = Receiver {
         shared: Arc::clone(shared),
         coalescer: Coalescer::new(shared.device.joins_udp()),
         opened: Vec::with_capacity(128),
+        run_spi: None,
     };
-    let mut buffer = vec![0; usize::from(u16::MAX) + 1];
+    let mut buffer = vec![0; BUFFER];
     let mut legs = shared.socket.legs();
     // A negative descriptor is one that poll ignores.
     let fds = [
@@ -35,16 +42,9 @@ pub(super) fn run(shared: &Arc<Shared>) {
     while !shared.is_stopping() {
         wait(fds, libc::POLLIN, -1);
         for fd in shared.socket.legs() {
-            loop {
-                match receive(fd, &mut buffer, port) {
-                    Ok(meta) => receiver.handle(&mut buffer, &meta),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    // Interrupted, or an ICMP error of an earlier packet.
-                    Err(_) => {}
-                }
-                if shared.is_stopping() {
-                    return;
-                }
+            receiver.drain(fd, port, &mut buffer);
+            if shared.is_stopping() {
+                return;
             }
         }
         shared.reap();
@@ -56,12 +56,51 @@ struct Receiver {
     coalescer: Coalescer,
     /// Payloads of the ESP packets opened last, scratch.
     opened: Vec<Range<usize>>,
+    /// The SA that the coalescer's run came by.
+    run_spi: Option<u32>,
 }
 
 impl Receiver {
-    fn handle(&mut self, buffer: &mut [u8], meta: &ReceivedMeta) {
+    /// Handles what waits on one socket.
+    fn drain(&mut self, fd: RawFd, port: u16, buffer: &mut [u8]) {
+        let mut at = 0;
+        while !self.shared.is_stopping() {
+            match receive(fd, &mut buffer[at..at + BATCH], port) {
+                Ok(meta) => {
+                    self.handle(buffer, at, &meta);
+                    at += meta.len;
+                    if at + BATCH > buffer.len() {
+                        self.flush(buffer);
+                        at = 0;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    tracing::debug!(%error, "receiving on the NAT-T port");
+                    // One error must not keep a processor busy if it stays.
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    break;
+                }
+            }
+        }
+        self.flush(buffer);
+    }
+
+    fn flush(&mut self, buffer: &mut [u8]) {
+        self.run_spi = None;
+        self.coalescer.flush(
+            buffer,
+            &mut DeviceSink {
+                shared: &self.shared,
+            },
+        );
+    }
+
+    /// Handles one batch, which lies at `at`.
+    fn handle(&mut self, buffer: &mut [u8], at: usize, meta: &ReceivedMeta) {
         let shared = Arc::clone(&self.shared);
-        let mut datagrams = Datagrams::new(meta);
+        let mut datagrams = Datagrams::new(at, meta);
         while let Some(range) = datagrams.next() {
             match NatTraversal::classify(&buffer[range.clone()]) {
                 NatTraversal::Keepalive => {}
@@ -77,7 +116,7 @@ impl Receiver {
                     match sa {
                         Some(sa) => {
                             self.open_run(buffer, meta, &sa, spi, range, &mut datagrams);
-                            self.pass_on(buffer, meta, &sa);
+                            self.pass_on(buffer, meta, &sa, spi);
                         }
                         None => shared.count(DropReason::UnknownSpi, 1),
                     }
@@ -138,7 +177,13 @@ impl Receiver {
     }
 
     /// Checks what was opened against policy and hands it to the device.
-    fn pass_on(&mut self, buffer: &mut [u8], meta: &ReceivedMeta, sa: &Inbound) {
+    fn pass_on(&mut self, buffer: &mut [u8], meta: &ReceivedMeta, sa: &Inbound, spi: u32) {
+        if self.run_spi != Some(spi) {
+            // No run across SAs: a packet that continues one is not checked again, so all of it
+            // must have come by the same SA.
+            self.flush(buffer);
+            self.run_spi = Some(spi);
+        }
         let shared = &self.shared;
         let tables = shared.tables();
         let mut sink = DeviceSink { shared };
@@ -157,9 +202,6 @@ impl Receiver {
                 shared.count(DropReason::NoPolicy, 1);
             }
         }
-        // Not across SAs: a packet that continues a run is not checked again, so both must have
-        // come by the same one.
-        self.coalescer.flush(buffer, &mut sink);
     }
 }
 
@@ -178,21 +220,21 @@ fn report_mapping(shared: &Shared, id: &swanherd_ipsec::plane::SaId, from: Socke
 /// The datagrams of one received batch, as ranges.
 struct Datagrams {
     at: usize,
-    len: usize,
+    end: usize,
     segment: usize,
 }
 
 impl Datagrams {
-    fn new(meta: &ReceivedMeta) -> Self {
+    fn new(at: usize, meta: &ReceivedMeta) -> Self {
         Self {
-            at: 0,
-            len: meta.len,
+            at,
+            end: at + meta.len,
             segment: meta.segment.max(1),
         }
     }
 
     fn peek(&self) -> Option<Range<usize>> {
-        (self.at < self.len).then(|| self.at..self.len.min(self.at + self.segment))
+        (self.at < self.end).then(|| self.at..self.end.min(self.at + self.segment))
     }
 
     fn advance(&mut self) {

@@ -81,6 +81,7 @@ pub(super) struct Shared {
     serial: AtomicU64,
     drops: [AtomicU64; DropReason::ALL.len()],
     stopping: AtomicBool,
+    device_failed: AtomicBool,
 }
 
 impl Shared {
@@ -106,6 +107,7 @@ impl Shared {
             serial: AtomicU64::new(0),
             drops: std::array::from_fn(|_| AtomicU64::new(0)),
             stopping: AtomicBool::new(false),
+            device_failed: AtomicBool::new(false),
         }
     }
 
@@ -167,6 +169,14 @@ impl Shared {
         }
         backlog.push_back(event);
         true
+    }
+
+    /// The device cannot be read. Says so once, and slows the caller down.
+    pub(super) fn device_failed(&self, error: &std::io::Error) {
+        if !self.device_failed.swap(true, Ordering::Relaxed) {
+            tracing::error!(%error, device = self.device.name(), "TUN device is gone");
+        }
+        std::thread::sleep(Duration::from_millis(200));
     }
 
     /// A limit in octets or packets was reached. Called with an SA's lock held, so a hard expiry is

@@ -42,8 +42,12 @@ pub(super) fn run(shared: &Arc<Shared>, queue: usize) {
             match shared.device.read(queue, &mut buffer) {
                 Ok(len) => transmitter.handle(&buffer[..len]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The device is down or gone: the poll tells when that changes.
-                Err(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    // Somebody deleted the device; polls return at once from now on.
+                    shared.device_failed(&error);
+                    break;
+                }
             }
             if shared.is_stopping() {
                 return;
