@@ -227,7 +227,7 @@ async fn a_stale_socket_is_replaced_and_another_file_is_not() {
     assert!(
         Server::bind(&Options {
             uri: "vsock://1".into(),
-            mode: 0
+            ..Options::default()
         })
         .await
         .is_err()
