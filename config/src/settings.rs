@@ -62,10 +62,6 @@ pub struct Settings {
     pub filelogs: Vec<FileLog>,
     /// `charon.install_routes`: whether to install routes for remote selectors.
     pub install_routes: bool,
-    /// `charon.routing_table`: the table that they go to.
-    pub routing_table: u32,
-    /// `charon.routing_table_prio`: priority of the rule that looks there.
-    pub routing_table_prio: u32,
     /// `swanherd.config`: the tunnel definitions, if not those of `SWANCTL_DIR`.
     pub config: Option<PathBuf>,
     /// `swanherd.run_dir`: where what must survive a crash, but not a reboot, is kept.
@@ -187,8 +183,6 @@ impl Default for Settings {
             group: None,
             filelogs: Vec::new(),
             install_routes: true,
-            routing_table: 220,
-            routing_table_prio: 220,
             config: None,
             run_dir: PathBuf::from("/run/swanherd"),
             dataplane: DataPlaneChoice::Auto,

@@ -45,7 +45,10 @@ pub(crate) fn check(args: &Check) -> ExitCode {
             settings: SettingsReport {
                 ok: settings_ok,
                 file: settings_path.display().to_string(),
-                diagnostics: found.iter().map(swanherd_config::Diagnostic::to_report).collect(),
+                diagnostics: found
+                    .iter()
+                    .map(swanherd_config::Diagnostic::to_report)
+                    .collect(),
             },
         };
         match serde_json::to_string_pretty(&report) {

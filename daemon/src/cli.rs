@@ -8,12 +8,15 @@ use clap::{Args, Parser, Subcommand};
 
 /// A VPN gateway daemon for Linux: IKEv2, drop-in for strongSwan's charon.
 #[derive(Debug, Parser)]
-#[command(version, after_help = "\
+#[command(
+    version,
+    after_help = "\
 Exit status: 0 fine; 1 the thing asked about is wrong or down; 2 wrong usage.
 
 Files: SWANCTL_DIR/swanctl.conf (default /etc/swanctl/swanctl.conf) defines tunnels,
 STRONGSWAN_CONF (default /etc/strongswan.conf) holds settings in charon {} and swanherd {}.
-Stock swanctl works against a running daemon.")]
+Stock swanctl works against a running daemon."
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -98,7 +98,9 @@ pub(crate) async fn down(args: UpDown) -> ExitCode {
             ..Selector::default()
         };
         let gone = client
-            .terminate(&selector, false, millis(args.timeout), |line| print_log(args, &line))
+            .terminate(&selector, false, millis(args.timeout), |line| {
+                print_log(args, &line)
+            })
             .await;
         match gone {
             // Taking a connection down takes all its children down; the next one finds nothing.
@@ -135,12 +137,18 @@ async fn each(
         })
         .collect();
     if wanted.is_empty() {
-        let known: Vec<_> =
-            children.iter().map(|(connection, child)| format!("{connection}/{child}")).collect();
+        let known: Vec<_> = children
+            .iter()
+            .map(|(connection, child)| format!("{connection}/{child}"))
+            .collect();
         say(&format!(
             "nothing is called '{}'; there is: {}",
             args.name,
-            if known.is_empty() { "nothing".to_owned() } else { known.join(", ") }
+            if known.is_empty() {
+                "nothing".to_owned()
+            } else {
+                known.join(", ")
+            }
         ));
         return ExitCode::from(WRONG);
     }
@@ -156,7 +164,10 @@ async fn each(
 }
 
 async fn connect(server: &Server) -> Result<Client, Error> {
-    let uri = server.uri.clone().unwrap_or_else(crate::paths::default_vici_uri);
+    let uri = server
+        .uri
+        .clone()
+        .unwrap_or_else(crate::paths::default_vici_uri);
     let mut client = Client::connect(&uri).await?;
     client.set_timeout(Some(ANSWER_LIMIT));
     Ok(client)
@@ -164,12 +175,16 @@ async fn connect(server: &Server) -> Result<Client, Error> {
 
 /// (connection, child) of everything loaded.
 async fn configured(client: &mut Client) -> Result<Vec<(String, String)>, Error> {
-    let connections: Vec<(String, ListedConnection)> =
-        client.list("list-conns", "list-conn", Message::new()).await?;
+    let connections: Vec<(String, ListedConnection)> = client
+        .list("list-conns", "list-conn", Message::new())
+        .await?;
     Ok(connections
         .into_iter()
         .flat_map(|(name, listed)| {
-            listed.children.into_keys().map(move |child| (name.clone(), child))
+            listed
+                .children
+                .into_keys()
+                .map(move |child| (name.clone(), child))
         })
         .collect())
 }
@@ -187,7 +202,9 @@ async fn report(server: &Server) -> Result<Report, Error> {
     for sa in &sas {
         for child in &sa.children {
             let key = (sa.name.clone(), child.name.clone());
-            let listed = tunnels.iter().any(|t| t.connection == key.0 && t.child == key.1);
+            let listed = tunnels
+                .iter()
+                .any(|t| t.connection == key.0 && t.child == key.1);
             if !listed {
                 tunnels.push(tunnel(&key.0, &key.1, false, &sas));
             }
@@ -203,16 +220,17 @@ async fn report(server: &Server) -> Result<Report, Error> {
 }
 
 fn tunnel(connection: &str, child: &str, configured: bool, sas: &[IkeSa]) -> Tunnel {
-    let carries = |sa: &&ChildSa| {
-        matches!(sa.state.as_str(), "INSTALLED" | "UPDATING" | "REKEYING")
-    };
+    let carries =
+        |sa: &&ChildSa| matches!(sa.state.as_str(), "INSTALLED" | "UPDATING" | "REKEYING");
     let named = || sas.iter().filter(|sa| sa.name == connection);
     // The newest of several, which is the one that carries new packets.
     let installed = named()
         .flat_map(|sa| sa.children.iter().map(move |one| (sa, one)))
         .filter(|(_, one)| one.name == child && carries(one))
         .max_by_key(|(_, one)| one.uniqueid);
-    let ike = installed.map(|(sa, _)| sa).or_else(|| named().max_by_key(|sa| sa.uniqueid));
+    let ike = installed
+        .map(|(sa, _)| sa)
+        .or_else(|| named().max_by_key(|sa| sa.uniqueid));
     let one = installed.map(|(_, one)| one);
     Tunnel {
         connection: connection.to_owned(),
@@ -258,7 +276,11 @@ fn tunnel(connection: &str, child: &str, configured: bool, sas: &[IkeSa]) -> Tun
 }
 
 fn endpoint(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
 }
 
 fn cipher(name: Option<&str>, bits: Option<u16>) -> Option<String> {
@@ -308,7 +330,8 @@ fn print_table(report: &Report) {
             t.suite.as_deref().unwrap_or("-"),
             t.bytes_in,
             t.bytes_out,
-            t.installed_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s")),
+            t.installed_seconds
+                .map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s")),
         ));
     }
     put(&format!(
@@ -317,7 +340,10 @@ fn print_table(report: &Report) {
         report.tunnels.len(),
         report.daemon,
         report.version,
-        report.dataplane.as_ref().map_or_else(String::new, |name| format!(", {name} data plane"))
+        report
+            .dataplane
+            .as_ref()
+            .map_or_else(String::new, |name| format!(", {name} data plane"))
     ));
 }
 

@@ -11,7 +11,9 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use swanherd_config::model::{Connection, SharedSecret};
-use swanherd_ike::api::{ChildSaId, Command, Counter, Event, IkeSaId, IkeSaInfo, LogLine, Selector};
+use swanherd_ike::api::{
+    ChildSaId, Command, Counter, Event, IkeSaId, IkeSaInfo, LogLine, Selector,
+};
 use swanherd_ipsec::plane::{SaCounters, SaId};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -100,7 +102,10 @@ pub(crate) enum Request {
     /// Unload a shared secret by id. Unknown ids succeed.
     UnloadShared(String, oneshot::Sender<Result<(), String>>),
     /// Load a private key (PEM or DER). Answers with its id.
-    LoadKey(swanherd_ipsec::Secret, oneshot::Sender<Result<String, String>>),
+    LoadKey(
+        swanherd_ipsec::Secret,
+        oneshot::Sender<Result<String, String>>,
+    ),
     /// Unload a private key by id.
     UnloadKey(String, oneshot::Sender<Result<(), String>>),
     /// Load a certificate (PEM or DER); `ca` if it was loaded as a CA certificate.
@@ -162,7 +167,10 @@ impl Control {
         request: impl FnOnce(oneshot::Sender<T>) -> Request,
     ) -> Result<T, ShuttingDown> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(request(reply)).await.map_err(|_| ShuttingDown)?;
+        self.requests
+            .send(request(reply))
+            .await
+            .map_err(|_| ShuttingDown)?;
         answer.await.map_err(|_| ShuttingDown)
     }
 }
@@ -184,7 +192,11 @@ pub(crate) struct Match {
 impl Match {
     /// A selector that names just this.
     pub(crate) fn selector(&self) -> Selector {
-        Selector { ike_id: Some(self.ike), child_id: self.child, ..Selector::default() }
+        Selector {
+            ike_id: Some(self.ike),
+            child_id: self.child,
+            ..Selector::default()
+        }
     }
 }
 
@@ -203,9 +215,15 @@ impl Snapshot {
                 continue;
             }
             for (&child, child_info) in &info.children {
-                let name = selector.child.as_ref().is_none_or(|name| *name == child_info.name);
+                let name = selector
+                    .child
+                    .as_ref()
+                    .is_none_or(|name| *name == child_info.name);
                 if name && selector.child_id.is_none_or(|id| id == child) {
-                    found.push(Match { ike, child: Some(child) });
+                    found.push(Match {
+                        ike,
+                        child: Some(child),
+                    });
                 }
             }
         }

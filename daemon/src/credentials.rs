@@ -40,7 +40,11 @@ impl CredentialStore {
 
     /// Removes a private key by its id in hexadecimal. Returns whether there was one.
     pub(crate) fn unload_key(&mut self, id: &str) -> bool {
-        let found = self.loaded.keys().map(|(key, _)| *key).find(|key| hex(key) == id);
+        let found = self
+            .loaded
+            .keys()
+            .map(|(key, _)| *key)
+            .find(|key| hex(key) == id);
         found.is_some_and(|key| self.loaded.remove_key(&key))
     }
 
@@ -64,7 +68,12 @@ impl CredentialStore {
     pub(crate) fn names(&self) -> CredentialNames {
         CredentialNames {
             keys: self.loaded.keys().map(|(id, _)| hex(id)).collect(),
-            shared: self.loaded.shared().iter().filter_map(|secret| secret.id.clone()).collect(),
+            shared: self
+                .loaded
+                .shared()
+                .iter()
+                .filter_map(|secret| secret.id.clone())
+                .collect(),
             certs: self
                 .loaded
                 .certificates()
@@ -101,7 +110,11 @@ pub(crate) fn read_certificates(connection: &mut Connection) -> Result<(), Strin
 }
 
 fn sources(round: &mut AuthRound) -> impl Iterator<Item = &mut CertSource> {
-    round.certs.iter_mut().chain(&mut round.cacerts).chain(&mut round.pubkeys)
+    round
+        .certs
+        .iter_mut()
+        .chain(&mut round.cacerts)
+        .chain(&mut round.pubkeys)
 }
 
 fn hex(octets: &[u8]) -> String {

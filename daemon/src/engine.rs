@@ -21,8 +21,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwap;
 use swanherd_config::model::Connection;
 use swanherd_ike::api::{
-    Action, Command, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo,
-    LogLine, Now, PlaneAnswer, Settings, Token, Transmit,
+    Action, Command, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo, LogLine,
+    Now, PlaneAnswer, Settings, Token, Transmit,
 };
 use swanherd_ike::endpoint::Endpoint;
 use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, SaCounters, SaId};
@@ -230,7 +230,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     fn next_timeout(&self, deadline: Option<Instant>) -> Instant {
         let idle = if self.waiting.is_empty() { 3600 } else { 1 };
         let idle = Instant::now() + Duration::from_secs(idle);
-        [self.endpoint.poll_timeout(), deadline].into_iter().flatten().fold(idle, Instant::min)
+        [self.endpoint.poll_timeout(), deadline]
+            .into_iter()
+            .flatten()
+            .fold(idle, Instant::min)
     }
 
     fn handle_answer(&mut self, answer: Answer) {
@@ -294,7 +297,11 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             Request::UnloadKey(id, reply) => {
                 let known = self.credentials.unload_key(&id);
                 self.credentials_changed();
-                let _ = reply.send(if known { Ok(()) } else { Err("key not found".to_owned()) });
+                let _ = reply.send(if known {
+                    Ok(())
+                } else {
+                    Err("key not found".to_owned())
+                });
             }
             Request::LoadCert { data, ca, reply } => {
                 let result = self.credentials.load_cert(&data, ca);
@@ -314,7 +321,11 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 let result = (self.reload_settings)();
                 let _ = reply.send(result.map(|settings| self.endpoint.set_settings(settings)));
             }
-            Request::Command { command, log, reply } => self.handle_command(command, log, reply),
+            Request::Command {
+                command,
+                log,
+                reply,
+            } => self.handle_command(command, log, reply),
             Request::ResetCounters(name, reply) => {
                 let _ = reply.send(self.reset_counters(name));
             }
@@ -328,11 +339,16 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     /// Loading a definition that is loaded already touches nothing.
     fn load_connection(&mut self, mut connection: Connection) -> Result<(), String> {
         read_certificates(&mut connection)?;
-        if self.connections.get(&connection.name).is_some_and(|known| **known == connection) {
+        if self
+            .connections
+            .get(&connection.name)
+            .is_some_and(|known| **known == connection)
+        {
             return Ok(());
         }
         let connection = Arc::new(connection);
-        self.connections.insert(connection.name.clone(), Arc::clone(&connection));
+        self.connections
+            .insert(connection.name.clone(), Arc::clone(&connection));
         self.endpoint.load_connection(now(), connection);
         self.publish();
         Ok(())
@@ -347,15 +363,32 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         self.publish();
         let snapshot = self.control.snapshot();
         let (commands, connection, matches) = match command {
-            Command::Initiate { connection, child, respect_limits } => {
-                let name = connection.clone().or_else(|| self.connection_of(child.as_deref()));
-                (vec![Command::Initiate { connection, child, respect_limits }], name, Vec::new())
+            Command::Initiate {
+                connection,
+                child,
+                respect_limits,
+            } => {
+                let name = connection
+                    .clone()
+                    .or_else(|| self.connection_of(child.as_deref()));
+                (
+                    vec![Command::Initiate {
+                        connection,
+                        child,
+                        respect_limits,
+                    }],
+                    name,
+                    Vec::new(),
+                )
             }
             Command::Terminate { selector, force } => {
                 let matches = snapshot.matches(&selector);
                 let each = matches
                     .iter()
-                    .map(|found| Command::Terminate { selector: found.selector(), force })
+                    .map(|found| Command::Terminate {
+                        selector: found.selector(),
+                        force,
+                    })
                     .collect();
                 (each, None, matches)
             }
@@ -363,7 +396,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 let matches = snapshot.matches(&selector);
                 let each = matches
                     .iter()
-                    .map(|found| Command::Rekey { selector: found.selector(), reauth })
+                    .map(|found| Command::Rekey {
+                        selector: found.selector(),
+                        reauth,
+                    })
                     .collect();
                 (each, None, matches)
             }
@@ -464,7 +500,13 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
 
     fn apply(&mut self, token: Token, op: Op) {
         if let Op::UpdateSa { id, dst, .. } = &op {
-            self.accounting.moved(*id, SaId { spi: id.spi, dst: *dst });
+            self.accounting.moved(
+                *id,
+                SaId {
+                    spi: id.spi,
+                    dst: *dst,
+                },
+            );
         }
         if let Err(refused) = self.plane_ops.try_send((token, op)) {
             let (token, op) = match refused {
@@ -490,7 +532,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 let found = tokio::net::lookup_host((name.as_str(), 0)).await.ok()?;
                 Some(found.map(|addr| addr.ip()).collect::<Vec<_>>())
             };
-            let addrs = tokio::time::timeout(RESOLVE_TIMEOUT, lookup).await.ok().flatten();
+            let addrs = tokio::time::timeout(RESOLVE_TIMEOUT, lookup)
+                .await
+                .ok()
+                .flatten();
             let _ = answers.send(Answer::Resolved(token, addrs.unwrap_or_default()));
         });
     }
@@ -501,15 +546,30 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             Event::Changed(id) | Event::Gone(id) => {
                 self.dirty.insert(*id);
             }
-            Event::Counter { connection, counter } => {
+            Event::Counter {
+                connection,
+                counter,
+            } => {
                 let counters = Arc::make_mut(&mut self.counters);
-                *counters.entry(String::new()).or_default().entry(*counter).or_default() += 1;
+                *counters
+                    .entry(String::new())
+                    .or_default()
+                    .entry(*counter)
+                    .or_default() += 1;
                 if let Some(name) = connection {
-                    *counters.entry(name.clone()).or_default().entry(*counter).or_default() += 1;
+                    *counters
+                        .entry(name.clone())
+                        .or_default()
+                        .entry(*counter)
+                        .or_default() += 1;
                 }
                 self.publish = true;
             }
-            Event::Failure { connection: Some(name), text, .. } => {
+            Event::Failure {
+                connection: Some(name),
+                text,
+                ..
+            } => {
                 Arc::make_mut(&mut self.last_errors)
                     .insert(name.clone(), (now().unix, text.clone()));
                 self.publish = true;
@@ -567,8 +627,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     }
 
     fn finish_commands(&mut self) {
-        let (done, open): (Vec<_>, Vec<_>) =
-            self.waiting.drain(..).partition(|waiting| waiting.open.is_empty());
+        let (done, open): (Vec<_>, Vec<_>) = self
+            .waiting
+            .drain(..)
+            .partition(|waiting| waiting.open.is_empty());
         self.waiting = open;
         for waiting in done {
             let _ = waiting.reply.send(CommandReply {
@@ -581,8 +643,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
 
     /// Cancels what nobody waits for any more.
     fn drop_abandoned(&mut self) {
-        let (gone, open): (Vec<_>, Vec<_>) =
-            self.waiting.drain(..).partition(|waiting| waiting.reply.is_closed());
+        let (gone, open): (Vec<_>, Vec<_>) = self
+            .waiting
+            .drain(..)
+            .partition(|waiting| waiting.reply.is_closed());
         self.waiting = open;
         for id in gone.into_iter().flat_map(|waiting| waiting.open) {
             self.endpoint.cancel(id);
@@ -629,6 +693,11 @@ fn spawn_plane_task<P: DataPlane + 'static>(
 }
 
 fn now() -> Now {
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    Now { instant: Instant::now(), unix }
+    let unix = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    Now {
+        instant: Instant::now(),
+        unix,
+    }
 }

@@ -96,7 +96,10 @@ impl Loader {
                 | CertificateKind::PublicKey => continue,
             };
             let data = certificate.data.clone();
-            let result = self.control.ask(|reply| Request::LoadCert { data, ca, reply }).await?;
+            let result = self
+                .control
+                .ask(|reply| Request::LoadCert { data, ca, reply })
+                .await?;
             if let Err(error) = result {
                 tracing::error!(path = %certificate.path.display(), %error, "certificate refused");
             }
@@ -104,7 +107,11 @@ impl Loader {
         let mut keys = BTreeSet::new();
         for key in &loaded.private_keys {
             let data = key.data.clone();
-            match self.control.ask(|reply| Request::LoadKey(data, reply)).await? {
+            match self
+                .control
+                .ask(|reply| Request::LoadKey(data, reply))
+                .await?
+            {
                 Ok(id) => {
                     keys.insert(id);
                 }
@@ -118,13 +125,22 @@ impl Loader {
             shared.extend(secret.id.clone());
             let secret = secret.clone();
             // The engine accepts every secret that the decoder lets through.
-            let _ = self.control.ask(|reply| Request::LoadShared(secret, reply)).await?;
+            let _ = self
+                .control
+                .ask(|reply| Request::LoadShared(secret, reply))
+                .await?;
         }
         for gone in std::mem::replace(&mut self.keys, keys).difference(&self.keys) {
-            let _ = self.control.ask(|reply| Request::UnloadKey(gone.clone(), reply)).await?;
+            let _ = self
+                .control
+                .ask(|reply| Request::UnloadKey(gone.clone(), reply))
+                .await?;
         }
         for gone in std::mem::replace(&mut self.shared, shared).difference(&self.shared) {
-            let _ = self.control.ask(|reply| Request::UnloadShared(gone.clone(), reply)).await?;
+            let _ = self
+                .control
+                .ask(|reply| Request::UnloadShared(gone.clone(), reply))
+                .await?;
         }
         Ok(())
     }
@@ -140,7 +156,11 @@ impl Loader {
                 continue;
             };
             let connection = Box::new(connection);
-            match self.control.ask(|reply| Request::LoadConnection(connection, reply)).await? {
+            match self
+                .control
+                .ask(|reply| Request::LoadConnection(connection, reply))
+                .await?
+            {
                 Ok(()) => {
                     summary.loaded += 1;
                     self.connections.insert(name);
@@ -156,7 +176,10 @@ impl Loader {
             self.connections.remove(&name);
             summary.unloaded += 1;
             // Already unloaded by a VICI client is fine.
-            let _ = self.control.ask(|reply| Request::UnloadConnection(name, reply)).await?;
+            let _ = self
+                .control
+                .ask(|reply| Request::UnloadConnection(name, reply))
+                .await?;
         }
         Ok(summary)
     }

@@ -2,8 +2,8 @@
 //! Where log lines go: the journal or standard error, and the files of `charon.filelog`.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ pub(crate) enum Format {
 /// One `charon.filelog` section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileLog {
-    /// File to append to.
+    /// File to append to; `stdout` and `stderr` are the streams.
     pub(crate) path: PathBuf,
     /// Level of groups that have none of their own; -1 is silent.
     pub(crate) default: i8,
@@ -63,25 +63,38 @@ pub(crate) const fn group_name(group: LogGroup) -> &'static str {
 }
 
 /// Takes the lines of the IKE endpoint.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Sink {
-    files: Vec<(FileLog, File)>,
+    files: Vec<(FileLog, Box<dyn Write + Send>)>,
 }
 
 impl Sink {
     /// Opens the log files. One that cannot be opened is reported and left out.
     pub(crate) fn open(logs: Vec<FileLog>) -> Self {
         let open = |log: FileLog| {
-            let opened = OpenOptions::new().create(true).append(true).mode(0o640).open(&log.path);
+            let file = || {
+                OpenOptions::new()
+                    .create(true)
+                    .append(true)
+                    .mode(0o640)
+                    .open(&log.path)
+            };
+            let opened: std::io::Result<Box<dyn Write + Send>> = match log.path.to_str() {
+                Some("stdout") => Ok(Box::new(std::io::stdout())),
+                Some("stderr") => Ok(Box::new(std::io::stderr())),
+                _ => file().map(|file| Box::new(file) as _),
+            };
             match opened {
-                Ok(file) => Some((log, file)),
+                Ok(writer) => Some((log, writer)),
                 Err(error) => {
                     tracing::error!(path = %log.path.display(), %error, "cannot open log file");
                     None
                 }
             }
         };
-        Self { files: logs.into_iter().filter_map(open).collect() }
+        Self {
+            files: logs.into_iter().filter_map(open).collect(),
+        }
     }
 
     /// Writes one line to every place that wants its level.
@@ -93,16 +106,25 @@ impl Sink {
         };
         match line.level {
             0 | 1 if id == 0 => tracing::info!(group, "{}", line.message),
-            0 | 1 => tracing::info!(group, ike_sa = %format_args!("{name}[{id}]"), "{}", line.message),
+            0 | 1 => {
+                tracing::info!(group, ike_sa = %format_args!("{name}[{id}]"), "{}", line.message)
+            }
             2 => tracing::debug!(group, ike_sa = id, "{}", line.message),
             _ => tracing::trace!(group, ike_sa = id, "{}", line.message),
         }
         for (log, file) in &mut self.files {
-            let wanted = log.groups.get(&group.to_ascii_lowercase()).unwrap_or(&log.default);
+            let wanted = log
+                .groups
+                .get(&group.to_ascii_lowercase())
+                .unwrap_or(&log.default);
             if i16::from(line.level) > i16::from(*wanted) {
                 continue;
             }
-            let ike_sa = if id == 0 { String::new() } else { format!("<{name}|{id}> ") };
+            let ike_sa = if id == 0 {
+                String::new()
+            } else {
+                format!("<{name}|{id}> ")
+            };
             // A full disk must not stop the gateway.
             let _ = writeln!(file, "[{group}] {ike_sa}{}", line.message);
         }

@@ -16,15 +16,22 @@ use tokio::sync::mpsc;
 
 use crate::shell::{self, Sockets};
 
+/// Either data plane, with what the settings have to say about its routes.
+pub(crate) struct Plane {
+    inner: AnyPlane,
+    /// `charon.install_routes`.
+    routes: bool,
+}
+
 /// Either data plane.
-pub(crate) enum AnyPlane {
+enum AnyPlane {
     Xfrm(XfrmPlane),
     Tun(TunPlane),
 }
 
 /// A data plane that is ready.
 pub(crate) struct Opened {
-    pub(crate) plane: AnyPlane,
+    pub(crate) plane: Plane,
     pub(crate) events: mpsc::Receiver<PlaneEvent>,
     pub(crate) sockets: Sockets,
     /// Why this one, for the log.
@@ -33,7 +40,7 @@ pub(crate) struct Opened {
     pub(crate) force_encap: bool,
 }
 
-impl AnyPlane {
+impl Plane {
     pub(crate) fn name(&self) -> &'static str {
         self.kind().name()
     }
@@ -66,17 +73,32 @@ async fn open_xfrm(
     engine: mpsc::Sender<Datagram>,
     reason: String,
 ) -> Result<Opened, String> {
-    let options = SocketOptions { bypass: true, ..SocketOptions::default() };
+    let options = SocketOptions {
+        bypass: true,
+        ..SocketOptions::default()
+    };
     let ike = bind(settings.port, &options)?;
-    let nat_t = bind(settings.port_nat_t, &SocketOptions { decapsulate: true, ..options })?;
+    let nat_t = bind(
+        settings.port_nat_t,
+        &SocketOptions {
+            decapsulate: true,
+            ..options
+        },
+    )?;
     let ledger = settings.run_dir.join("xfrm.ledger");
-    let (plane, events) = XfrmPlane::start(XfrmOptions { ledger: Some(ledger), ..XfrmOptions::default() })
-        .await
-        .map_err(|error| format!("cannot use the kernel's XFRM: {error}"))?;
+    let (plane, events) = XfrmPlane::start(XfrmOptions {
+        ledger: Some(ledger),
+        ..XfrmOptions::default()
+    })
+    .await
+    .map_err(|error| format!("cannot use the kernel's XFRM: {error}"))?;
     tokio::spawn(shell::read_ike(Arc::clone(&ike), engine.clone()));
     tokio::spawn(shell::read_nat_t(Arc::clone(&nat_t), engine));
     Ok(Opened {
-        plane: AnyPlane::Xfrm(plane),
+        plane: Plane {
+            inner: AnyPlane::Xfrm(plane),
+            routes: settings.install_routes,
+        },
         events,
         sockets: Sockets { ike, nat_t },
         reason,
@@ -95,7 +117,10 @@ async fn open_tun(
         mark: DEFAULT_MARK,
         workers: settings.tun.workers,
     };
-    let options = SocketOptions { mark: Some(config.mark), ..SocketOptions::default() };
+    let options = SocketOptions {
+        mark: Some(config.mark),
+        ..SocketOptions::default()
+    };
     let ike = bind(settings.port, &options)?;
     let fast = SocketOptions {
         gro: true,
@@ -110,11 +135,19 @@ async fn open_tun(
     tokio::spawn(shell::read_ike(Arc::clone(&ike), engine.clone()));
     tokio::spawn(async move {
         while let Some(message) = messages.recv().await {
-            shell::forward(&engine, message.local, message.remote, message.payload.to_vec());
+            shell::forward(
+                &engine,
+                message.local,
+                message.remote,
+                message.payload.to_vec(),
+            );
         }
     });
     Ok(Opened {
-        plane: AnyPlane::Tun(plane),
+        plane: Plane {
+            inner: AnyPlane::Tun(plane),
+            routes: settings.install_routes,
+        },
         events,
         sockets: Sockets { ike, nat_t },
         reason,
@@ -131,39 +164,42 @@ fn bind(port: u16, options: &SocketOptions) -> Result<Arc<IkeSocket>, String> {
         .map_err(|error| format!("cannot open UDP port {port}: {error}"))
 }
 
-impl DataPlane for AnyPlane {
+impl DataPlane for Plane {
     fn kind(&self) -> PlaneKind {
-        match self {
-            Self::Xfrm(plane) => plane.kind(),
-            Self::Tun(plane) => plane.kind(),
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.kind(),
+            AnyPlane::Tun(plane) => plane.kind(),
         }
     }
 
-    async fn apply(&self, op: Op) -> Result<Outcome, PlaneError> {
-        match self {
-            Self::Xfrm(plane) => plane.apply(op).await,
-            Self::Tun(plane) => plane.apply(op).await,
+    async fn apply(&self, mut op: Op) -> Result<Outcome, PlaneError> {
+        if let Op::InstallPolicies(policies) = &mut op {
+            policies.routes &= self.routes;
+        }
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.apply(op).await,
+            AnyPlane::Tun(plane) => plane.apply(op).await,
         }
     }
 
     async fn counters(&self) -> Result<BTreeMap<SaId, SaCounters>, PlaneError> {
-        match self {
-            Self::Xfrm(plane) => plane.counters().await,
-            Self::Tun(plane) => plane.counters().await,
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.counters().await,
+            AnyPlane::Tun(plane) => plane.counters().await,
         }
     }
 
     async fn counters_of(&self, id: SaId) -> Option<SaCounters> {
-        match self {
-            Self::Xfrm(plane) => plane.counters_of(id).await,
-            Self::Tun(plane) => plane.counters_of(id).await,
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.counters_of(id).await,
+            AnyPlane::Tun(plane) => plane.counters_of(id).await,
         }
     }
 
     async fn shutdown(&self) {
-        match self {
-            Self::Xfrm(plane) => plane.shutdown().await,
-            Self::Tun(plane) => plane.shutdown().await,
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.shutdown().await,
+            AnyPlane::Tun(plane) => plane.shutdown().await,
         }
     }
 }

@@ -61,7 +61,11 @@ async fn serve(
     definitions: std::path::PathBuf,
 ) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot catch signals: {error}"))?;
-    let vici = vici::Options { uri: settings.vici_socket.clone(), ..vici::Options::default() };
+    let vici = vici::Options {
+        uri: settings.vici_socket.clone(),
+        owner: (settings.user.clone(), settings.group.clone()),
+        ..vici::Options::default()
+    };
     let server = vici::Server::bind(&vici)
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", vici.uri))?;
@@ -111,7 +115,9 @@ async fn serve(
     watchdog.abort();
     // The receivers may be gone already if a task died; the wait below tells.
     let _ = stop.send(true);
-    let engine = engine.await.map_err(|error| format!("the engine died: {error}"));
+    let engine = engine
+        .await
+        .map_err(|error| format!("the engine died: {error}"));
     let _ = vici.await;
     if let Some(metrics) = metrics {
         let _ = metrics.await;
@@ -183,11 +189,17 @@ fn log_files(settings: &Settings) -> Vec<logging::FileLog> {
 
 /// Tells the service manager, if there is one, that the engine still answers.
 async fn watchdog(control: Control) {
-    let Some(limit) = sd_notify::watchdog_enabled() else { return };
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return;
+    };
     let mut tick = tokio::time::interval(limit / 3);
     loop {
         tick.tick().await;
-        if control.ask(crate::control::Request::FlushCerts).await.is_err() {
+        if control
+            .ask(crate::control::Request::FlushCerts)
+            .await
+            .is_err()
+        {
             return;
         }
         notify(&[sd_notify::NotifyState::Watchdog]);
@@ -204,4 +216,3 @@ async fn wait_for(mut stopped: watch::Receiver<bool>) {
     // A sender that is gone means stop as well.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
-

@@ -70,7 +70,14 @@ pub(crate) fn forward(
     remote: SocketAddr,
     payload: Vec<u8>,
 ) {
-    if engine.try_send(Datagram { local, remote, payload }).is_err() {
+    if engine
+        .try_send(Datagram {
+            local,
+            remote,
+            payload,
+        })
+        .is_err()
+    {
         DROPPED.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -21,6 +21,10 @@ struct Owner {
     inbound: bool,
 }
 
+/// Dumps after which the counters of a removed SA are forgotten. Listings show an SA for a few
+/// seconds after a rekey has replaced it, and should not show it as unused.
+const REMEMBERED: u8 = 10;
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Accounting {
@@ -28,27 +32,44 @@ pub(crate) struct Accounting {
     /// What of each SA is already in the totals.
     folded: BTreeMap<SaId, SaCounters>,
     current: Arc<BTreeMap<SaId, SaCounters>>,
+    /// Last counters of SAs that are gone, and for how many dumps they are still shown.
+    retired: BTreeMap<SaId, (SaCounters, u8)>,
     totals: Arc<BTreeMap<Key, Totals>>,
 }
 
 impl Accounting {
     /// Learns which SAs belong to which child.
     pub(crate) fn learn(&mut self, sa: &IkeSaInfo) {
-        let Some(connection) = &sa.connection else { return };
+        let Some(connection) = &sa.connection else {
+            return;
+        };
         for child in sa.children.values() {
             let key = (connection.clone(), child.name.clone());
             for (id, inbound) in [(child.inbound, true), (child.outbound, false)] {
                 if let Some(id) = id {
-                    self.owners.insert(id, Owner { key: key.clone(), inbound });
+                    self.owners.insert(
+                        id,
+                        Owner {
+                            key: key.clone(),
+                            inbound,
+                        },
+                    );
                 }
             }
         }
     }
 
     /// Takes in a dump of all SAs.
-    pub(crate) fn update(&mut self, dump: BTreeMap<SaId, SaCounters>) {
+    pub(crate) fn update(&mut self, mut dump: BTreeMap<SaId, SaCounters>) {
         for (&id, &counters) in &dump {
             self.fold(id, counters);
+        }
+        self.retired.retain(|_, (_, dumps)| {
+            *dumps = dumps.saturating_sub(1);
+            *dumps > 0
+        });
+        for (&id, &(last, _)) in &self.retired {
+            dump.entry(id).or_insert(last);
         }
         self.current = Arc::new(dump);
     }
@@ -58,9 +79,8 @@ impl Accounting {
         self.fold(id, last);
         self.owners.remove(&id);
         self.folded.remove(&id);
-        if self.current.contains_key(&id) {
-            Arc::make_mut(&mut self.current).remove(&id);
-        }
+        self.retired.insert(id, (last, REMEMBERED));
+        Arc::make_mut(&mut self.current).insert(id, last);
     }
 
     /// An SA got another outer address and keeps its counters.
@@ -76,7 +96,7 @@ impl Accounting {
         }
     }
 
-    /// The last dump.
+    /// The last dump, with the last counters of SAs that are gone since a moment.
     pub(crate) fn current(&self) -> Arc<BTreeMap<SaId, SaCounters>> {
         Arc::clone(&self.current)
     }
@@ -87,7 +107,9 @@ impl Accounting {
     }
 
     fn fold(&mut self, id: SaId, now: SaCounters) {
-        let Some(owner) = self.owners.get(&id) else { return };
+        let Some(owner) = self.owners.get(&id) else {
+            return;
+        };
         let before = self.folded.insert(id, now).unwrap_or_default();
         // An SA that was moved by removing and adding it starts again at zero.
         let grown = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
@@ -96,7 +118,9 @@ impl Accounting {
         if bytes == 0 && packets == 0 {
             return;
         }
-        let totals = Arc::make_mut(&mut self.totals).entry(owner.key.clone()).or_default();
+        let totals = Arc::make_mut(&mut self.totals)
+            .entry(owner.key.clone())
+            .or_default();
         if owner.inbound {
             totals.bytes_in = totals.bytes_in.saturating_add(bytes);
             totals.packets_in = totals.packets_in.saturating_add(packets);
@@ -112,15 +136,28 @@ mod tests {
     use super::*;
 
     fn sa(spi: u32) -> SaId {
-        SaId { spi, dst: "192.0.2.1".parse().unwrap() }
+        SaId {
+            spi,
+            dst: "192.0.2.1".parse().unwrap(),
+        }
     }
 
     fn counted(bytes: u64, packets: u64) -> SaCounters {
-        SaCounters { bytes, packets, ..SaCounters::default() }
+        SaCounters {
+            bytes,
+            packets,
+            ..SaCounters::default()
+        }
     }
 
     fn owned(spi: u32) -> (SaId, Owner) {
-        (sa(spi), Owner { key: ("gw".into(), "net".into()), inbound: true })
+        (
+            sa(spi),
+            Owner {
+                key: ("gw".into(), "net".into()),
+                inbound: true,
+            },
+        )
     }
 
     fn total(accounting: &Accounting) -> Totals {
@@ -133,10 +170,20 @@ mod tests {
         accounting.owners.extend([owned(1)]);
         accounting.update(BTreeMap::from([(sa(1), counted(100, 1))]));
         accounting.owners.extend([owned(2)]);
-        accounting.update(BTreeMap::from([(sa(1), counted(150, 2)), (sa(2), counted(10, 1))]));
+        accounting.update(BTreeMap::from([
+            (sa(1), counted(150, 2)),
+            (sa(2), counted(10, 1)),
+        ]));
         accounting.removed(sa(1), counted(160, 3));
         accounting.update(BTreeMap::from([(sa(2), counted(30, 2))]));
-        assert_eq!(total(&accounting), Totals { bytes_in: 190, packets_in: 5, ..Totals::default() });
+        assert_eq!(
+            total(&accounting),
+            Totals {
+                bytes_in: 190,
+                packets_in: 5,
+                ..Totals::default()
+            }
+        );
     }
 
     #[test]
@@ -154,10 +201,27 @@ mod tests {
         let mut accounting = Accounting::default();
         accounting.owners.extend([owned(1)]);
         accounting.update(BTreeMap::from([(sa(1), counted(100, 1))]));
-        let moved = SaId { spi: 1, dst: "192.0.2.9".parse().unwrap() };
+        let moved = SaId {
+            spi: 1,
+            dst: "192.0.2.9".parse().unwrap(),
+        };
         accounting.moved(sa(1), moved);
         accounting.update(BTreeMap::from([(moved, counted(120, 2))]));
         assert_eq!(total(&accounting).bytes_in, 120);
+    }
+
+    #[test]
+    fn a_removed_sa_keeps_its_counters_for_a_while() {
+        let mut accounting = Accounting::default();
+        accounting.owners.extend([owned(1)]);
+        accounting.removed(sa(1), counted(100, 1));
+        accounting.update(BTreeMap::new());
+        assert_eq!(accounting.current()[&sa(1)].bytes, 100);
+        for _ in 0..REMEMBERED {
+            accounting.update(BTreeMap::new());
+        }
+        assert!(accounting.current().is_empty());
+        assert_eq!(total(&accounting).bytes_in, 100);
     }
 
     #[test]

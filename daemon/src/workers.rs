@@ -23,7 +23,9 @@ impl Workers {
     pub(crate) fn new() -> Self {
         let (queue, tasks) = sync_channel::<Task>(QUEUE);
         let tasks = Arc::new(Mutex::new(tasks));
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        let threads = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(MOST_THREADS);
         for index in 0..threads {
             let tasks = Arc::clone(&tasks);
             let started = std::thread::Builder::new()

@@ -85,10 +85,6 @@ impl Suite {
 
     fn aead(id: EncryptionId, key: &[u8]) -> Option<Self> {
         let (key, salt) = key.split_last_chunk::<SALT_LEN>()?;
-        #[expect(
-            clippy::wildcard_enum_match_arm,
-            reason = "an open registry: what is not named is not supported"
-        )]
         let algorithm = match (id, key.len()) {
             (EncryptionId::AesGcm16, 16) => &aead::AES_128_GCM,
             (EncryptionId::AesGcm16, 32) => &aead::AES_256_GCM,

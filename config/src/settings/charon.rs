@@ -128,8 +128,6 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
         "replay_window" => ike.replay_window = number()?,
         "reqid_base" => ike.reqid_base = number()?,
         "install_routes" => settings.install_routes = boolean()?,
-        "routing_table" => settings.routing_table = number()?,
-        "routing_table_prio" => settings.routing_table_prio = number()?,
         "user" => settings.user = Some(text.to_owned()),
         "group" => settings.group = Some(text.to_owned()),
         "plugins.vici.socket" => {

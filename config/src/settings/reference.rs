@@ -129,12 +129,6 @@ pub(super) const CHARON: &[Row] = &[
     ),
     row("reqid_base", "1", "first request id"),
     row("install_routes", "yes", "routes for remote selectors"),
-    row("routing_table", "220", "table of these routes"),
-    row(
-        "routing_table_prio",
-        "220",
-        "priority of the rule that looks there",
-    ),
     row("user", "", "owner of the VICI socket"),
     row("group", "", "group of the VICI socket"),
     row(

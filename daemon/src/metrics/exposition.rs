@@ -20,9 +20,8 @@ impl Format {
             let mut ranges = accept.unwrap_or("*/*").split(',');
             ranges.any(|range| {
                 let mut parts = range.split(';').map(str::trim);
-                let refused = |part: &str| {
-                    part.strip_prefix("q=").and_then(|q| q.parse().ok()) == Some(0.0)
-                };
+                let refused =
+                    |part: &str| part.strip_prefix("q=").and_then(|q| q.parse().ok()) == Some(0.0);
                 parts.next() == Some(wanted) && !parts.any(refused)
             })
         };
@@ -206,7 +205,10 @@ mod tests {
             (Some("*/*"), Format::OpenMetrics),
             (None, Format::OpenMetrics),
             (Some("text/plain;version=0.0.4, */*;q=0.1"), Format::Text),
-            (Some("application/openmetrics-text;q=0, text/plain"), Format::Text),
+            (
+                Some("application/openmetrics-text;q=0, text/plain"),
+                Format::Text,
+            ),
         ] {
             assert_eq!(Format::negotiate(accept), format, "{accept:?}");
         }

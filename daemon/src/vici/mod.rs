@@ -19,12 +19,13 @@ mod control;
 mod events;
 mod load;
 mod names;
+mod owner;
 mod render;
 mod session;
 mod stats;
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +49,8 @@ pub(crate) struct Options {
     pub(crate) uri: String,
     /// Permissions of a Unix socket.
     pub(crate) mode: u32,
+    /// `charon.user`, `charon.group`: who owns a Unix socket. `None` leaves it to the process.
+    pub(crate) owner: (Option<String>, Option<String>),
 }
 
 impl Default for Options {
@@ -55,6 +58,7 @@ impl Default for Options {
         Self {
             uri: swanherd_vici::client::DEFAULT_URI.to_owned(),
             mode: 0o660,
+            owner: (None, None),
         }
     }
 }
@@ -81,7 +85,7 @@ impl Server {
     /// If the URI is not understood, another daemon answers there, or the system refuses.
     pub(crate) async fn bind(options: &Options) -> io::Result<Self> {
         let listener = if let Some(path) = options.uri.strip_prefix("unix://") {
-            bind_unix(Path::new(path), options.mode)?
+            bind_unix(Path::new(path), options)?
         } else if let Some(address) = options.uri.strip_prefix("tcp://") {
             let listener = TcpListener::bind(address).await?;
             if !listener.local_addr()?.ip().is_loopback() {
@@ -167,7 +171,8 @@ impl Listener {
 
 /// Binds beside `path`, sets the permissions, and moves the socket into place, so that it never
 /// exists with wider permissions and a stale file never gets in the way.
-fn bind_unix(path: &Path, mode: u32) -> io::Result<Listener> {
+fn bind_unix(path: &Path, options: &Options) -> io::Result<Listener> {
+    let (uid, gid) = owner::ids(&options.owner)?;
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
             return Err(io::Error::new(
@@ -190,9 +195,11 @@ fn bind_unix(path: &Path, mode: u32) -> io::Result<Listener> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::unix(&temporary)?)?;
-    let in_place = std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))
-        .and_then(|()| socket.listen(BACKLOG))
-        .and_then(|()| std::fs::rename(&temporary, path));
+    let in_place =
+        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(options.mode))
+            .and_then(|()| chown(&temporary, uid, gid))
+            .and_then(|()| socket.listen(BACKLOG))
+            .and_then(|()| std::fs::rename(&temporary, path));
     if let Err(error) = in_place {
         // The error at hand is the one to report.
         let _ = std::fs::remove_file(&temporary);
