@@ -135,6 +135,15 @@ pub(crate) struct Claim {
     pub(crate) priority: u32,
 }
 
+impl Claim {
+    fn reqid(&self) -> Option<u32> {
+        match self.action {
+            PolicyAction::Protect { reqid, .. } => Some(reqid),
+            PolicyAction::Bypass | PolicyAction::Discard => None,
+        }
+    }
+}
+
 /// What is in force for one kernel policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InForce {
@@ -163,7 +172,8 @@ pub(crate) struct Conflict {
     reqid: u32,
 }
 
-type Claims = Vec<(PolicyKey, Claim)>;
+/// The claims of one set, by kernel policy.
+pub(crate) type Claims = BTreeMap<PolicyKey, Claim>;
 
 /// The SAs and policies that should be in the kernel.
 #[derive(Debug, Default)]
@@ -172,6 +182,8 @@ pub(crate) struct Desired {
     sets: BTreeMap<u32, Claims>,
     /// Which sets claim a policy, oldest first.
     claimants: BTreeMap<PolicyKey, Vec<u32>>,
+    /// How many claims have each request id.
+    reqids: BTreeMap<u32, usize>,
 }
 
 impl Desired {
@@ -204,9 +216,7 @@ impl Desired {
 
     /// Whether a policy of ours has this request id.
     pub(crate) fn knows_reqid(&self, wanted: u32) -> bool {
-        self.sets.values().flatten().any(|(_, claim)| {
-            matches!(claim.action, PolicyAction::Protect { reqid, .. } if reqid == wanted)
-        })
+        self.reqids.contains_key(&wanted)
     }
 
     /// Gives set `id` the claims `claims` in place of those it had, and returns the old ones and
@@ -225,7 +235,7 @@ impl Desired {
             self.check_conflict(id, key, claim)?;
         }
         let old = self.sets.remove(&id).unwrap_or_default();
-        let touched: BTreeSet<PolicyKey> = old.iter().chain(&claims).map(|(key, _)| *key).collect();
+        let touched: BTreeSet<PolicyKey> = old.keys().chain(claims.keys()).copied().collect();
         if !old.is_empty() {
             self.sets.insert(id, old.clone());
         }
@@ -251,7 +261,15 @@ impl Desired {
     }
 
     fn replace(&mut self, id: u32, claims: Claims) {
-        for (key, _) in self.sets.remove(&id).unwrap_or_default() {
+        for (key, claim) in self.sets.remove(&id).unwrap_or_default() {
+            if let Some(reqid) = claim.reqid()
+                && let Some(count) = self.reqids.get_mut(&reqid)
+            {
+                *count -= 1;
+                if *count == 0 {
+                    self.reqids.remove(&reqid);
+                }
+            }
             if let Some(ids) = self.claimants.get_mut(&key) {
                 ids.retain(|other| *other != id);
                 if ids.is_empty() {
@@ -259,7 +277,10 @@ impl Desired {
                 }
             }
         }
-        for (key, _) in &claims {
+        for (key, claim) in &claims {
+            if let Some(reqid) = claim.reqid() {
+                *self.reqids.entry(reqid).or_default() += 1;
+            }
             let ids = self.claimants.entry(*key).or_default();
             if !ids.contains(&id) {
                 ids.push(id);
@@ -289,19 +310,15 @@ impl Desired {
             .get(key)
             .into_iter()
             .flatten()
-            .filter_map(move |id| {
-                let claims = self.sets.get(id)?;
-                let (_, claim) = claims.iter().find(|(other, _)| other == key)?;
-                Some((*id, claim))
-            })
+            .filter_map(move |id| Some((*id, self.sets.get(id)?.get(key)?)))
     }
 
     fn check_conflict(&self, id: u32, key: &PolicyKey, claim: &Claim) -> Result<(), Conflict> {
-        let PolicyAction::Protect { reqid: wanted, .. } = claim.action else {
+        let Some(wanted) = claim.reqid() else {
             return Ok(());
         };
         for (other_id, other) in self.claims_of(key) {
-            if let PolicyAction::Protect { reqid, .. } = other.action
+            if let Some(reqid) = other.reqid()
                 && other_id != id
                 && reqid != wanted
             {
@@ -473,9 +490,9 @@ mod tests {
         let mut desired = Desired::default();
         let shared = key("10.2.0.0");
 
-        let (_, trap) = desired.claim(1, vec![(shared, claim(7, 100))]).unwrap();
-        let (_, up) = desired.claim(2, vec![(shared, claim(7, 99))]).unwrap();
-        let (_, down) = desired.claim(2, Vec::new()).unwrap();
+        let (_, trap) = desired.claim(1, [(shared, claim(7, 100))].into()).unwrap();
+        let (_, up) = desired.claim(2, [(shared, claim(7, 99))].into()).unwrap();
+        let (_, down) = desired.claim(2, Claims::new()).unwrap();
 
         assert_eq!(trap[0].before, None);
         assert_eq!(up[0].before.unwrap().priority, 100);
@@ -487,11 +504,11 @@ mod tests {
     fn a_changed_set_installs_before_it_removes() {
         let mut desired = Desired::default();
         desired
-            .claim(1, vec![(key("10.2.0.0"), claim(7, 100))])
+            .claim(1, [(key("10.2.0.0"), claim(7, 100))].into())
             .unwrap();
 
         let (_, changes) = desired
-            .claim(1, vec![(key("10.3.0.0"), claim(7, 100))])
+            .claim(1, [(key("10.3.0.0"), claim(7, 100))].into())
             .unwrap();
 
         assert_eq!(changes.len(), 2);
@@ -503,10 +520,10 @@ mod tests {
     fn a_policy_of_another_reqid_is_a_conflict_and_changes_nothing() {
         let mut desired = Desired::default();
         desired
-            .claim(1, vec![(key("10.2.0.0"), claim(7, 100))])
+            .claim(1, [(key("10.2.0.0"), claim(7, 100))].into())
             .unwrap();
 
-        let refused = desired.claim(2, vec![(key("10.2.0.0"), claim(8, 100))]);
+        let refused = desired.claim(2, [(key("10.2.0.0"), claim(8, 100))].into());
 
         assert_eq!(refused.unwrap_err().owner, "conn/child-7");
         assert_eq!(desired.sets().collect::<Vec<_>>(), [1]);
@@ -516,10 +533,10 @@ mod tests {
     fn a_failed_change_can_be_undone() {
         let mut desired = Desired::default();
         desired
-            .claim(1, vec![(key("10.2.0.0"), claim(7, 100))])
+            .claim(1, [(key("10.2.0.0"), claim(7, 100))].into())
             .unwrap();
         let (old, _) = desired
-            .claim(1, vec![(key("10.3.0.0"), claim(7, 100))])
+            .claim(1, [(key("10.3.0.0"), claim(7, 100))].into())
             .unwrap();
 
         desired.restore(1, old);
@@ -540,10 +557,11 @@ mod tests {
         desired
             .claim(
                 1,
-                vec![
+                [
                     (key("10.2.0.0"), claim(7, 100)),
                     (key("10.3.0.0"), claim(7, 100)),
-                ],
+                ]
+                .into(),
             )
             .unwrap();
         let ledger = [

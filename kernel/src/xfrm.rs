@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use crate::netlink::{NetlinkError, Requester};
 use crate::plane::{DataPlane, PlaneKind};
 use crate::reconcile::{
-    Actual, Audit, Change, Claim, Desired, InForce, Journal, PolicyKey, Record, WantedSa,
+    Actual, Audit, Change, Claim, Claims, Desired, InForce, Journal, PolicyKey, Record, WantedSa,
 };
 use crate::route::Router;
 use crate::route_table::RouteTable;
@@ -453,7 +453,7 @@ impl XfrmPlane {
             .shared
             .books()
             .desired
-            .claim(id, Vec::new())
+            .claim(id, Claims::new())
             .map(|(_, changes)| changes)
             .unwrap_or_default();
         let mut failure = None;
@@ -700,7 +700,7 @@ impl Books {
 }
 
 /// The kernel policies of a set: the product of its selectors, in the directions that it needs.
-fn claims(set: &PolicySet) -> Result<Vec<(PolicyKey, Claim)>, String> {
+fn claims(set: &PolicySet) -> Result<Claims, String> {
     if set.local.len().saturating_mul(set.remote.len()) > MAX_PAIRS {
         return Err(format!("more than {MAX_PAIRS} pairs of selectors"));
     }
@@ -711,7 +711,7 @@ fn claims(set: &PolicySet) -> Result<Vec<(PolicyKey, Claim)>, String> {
             ..
         }
     );
-    let mut claims: BTreeMap<PolicyKey, Claim> = BTreeMap::new();
+    let mut claims = Claims::new();
     for local in &set.local {
         for remote in &set.remote {
             let matching = local.start.is_ipv4() == remote.start.is_ipv4()
@@ -743,7 +743,7 @@ fn claims(set: &PolicySet) -> Result<Vec<(PolicyKey, Claim)>, String> {
     if claims.is_empty() {
         return Err("no local selector goes with a remote one".to_owned());
     }
-    Ok(claims.into_iter().collect())
+    Ok(claims)
 }
 
 fn reqid_of(policy: &InForce) -> u32 {
@@ -823,13 +823,13 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(claims.len(), 12);
-        assert!(claims.iter().all(|(_, claim)| claim.priority == 375_423));
+        assert!(claims.values().all(|claim| claim.priority == 375_423));
     }
 
     #[test]
     fn transport_mode_does_not_forward() {
         let claims = claims(&set(&["10.1.0.0"], &["10.2.0.0"], Mode::Transport)).unwrap();
-        let directions: Vec<Direction> = claims.iter().map(|(key, _)| key.direction).collect();
+        let directions: Vec<Direction> = claims.keys().map(|key| key.direction).collect();
         assert_eq!(directions, [Direction::In, Direction::Out]);
     }
 

@@ -53,14 +53,22 @@ impl Hosts {
     /// Installs SAs both ways and policies; returns the SAs, towards host 1 first. `adjust` may
     /// change each SA before it is installed.
     async fn connect(&self, suite: &Suite, adjust: impl Fn(&mut SaEntry)) -> [SaEntry; 2] {
+        self.connect_with(suite, adjust, |_, _| {}).await
+    }
+
+    /// [`Hosts::connect`]; `adjust_set` may change the policies of each side.
+    async fn connect_with(
+        &self,
+        suite: &Suite,
+        adjust: impl Fn(&mut SaEntry),
+        adjust_set: impl Fn(usize, &mut PolicySet),
+    ) -> [SaEntry; 2] {
         let spis = [
             alloc_spi(&self.planes[0], 0).await,
             alloc_spi(&self.planes[1], 1).await,
         ];
         let mut forth = entry(suite, outer(0), outer(1), spis[1]);
         let mut back = entry(suite, outer(1), outer(0), spis[0]);
-        adjust(&mut forth);
-        adjust(&mut back);
         for (side, plane) in self.planes.iter().enumerate() {
             for sa in [&forth, &back] {
                 let direction = if sa.dst == outer(side) {
@@ -68,19 +76,20 @@ impl Hosts {
                 } else {
                     Direction::Out
                 };
-                let sa = SaEntry {
+                let mut sa = SaEntry {
                     direction,
                     ..sa.clone()
                 };
+                adjust(&mut sa);
                 done(plane.apply(Op::InstallSa(Box::new(sa))).await);
             }
             let spi = if side == 0 { forth.spi } else { back.spi };
-            done(
-                plane
-                    .apply(Op::InstallPolicies(Box::new(policies(side, spi))))
-                    .await,
-            );
+            let mut set = policies(side, spi);
+            adjust_set(side, &mut set);
+            done(plane.apply(Op::InstallPolicies(Box::new(set))).await);
         }
+        adjust(&mut forth);
+        adjust(&mut back);
         [forth, back]
     }
 
@@ -558,5 +567,80 @@ fn policies_changed_by_others_are_put_right() {
         assert_eq!(audit.missing_policies.len(), 1);
         assert_eq!(audit.changed_policies.len(), 1);
         assert!(hosts.lab.ping(0, 1));
+    });
+}
+
+#[test]
+fn transport_mode_protects_what_the_hosts_say_to_each_other() {
+    if !common::kernel_has_esp() {
+        return;
+    }
+    block_on(async {
+        let hosts = Hosts::start().await;
+        let host = |side: usize| TrafficSelector::host(outer(side));
+        let [forth, _] = hosts
+            .connect_with(
+                &GCM,
+                |sa| {
+                    sa.mode = Mode::Transport;
+                    let side = usize::from(sa.src != outer(0));
+                    // Local first, seen from where it is installed.
+                    sa.selector = Some(match sa.direction {
+                        Direction::Out => (host(side), host(1 - side)),
+                        Direction::In | Direction::Fwd => (host(1 - side), host(side)),
+                    });
+                },
+                |side, set| {
+                    (set.local, set.remote) = (vec![host(side)], vec![host(1 - side)]);
+                    if let PolicyAction::Protect { mode, .. } = &mut set.action {
+                        *mode = Mode::Transport;
+                    }
+                },
+            )
+            .await;
+
+        assert!(hosts.lab.exec(0, "ping -q -c 2 -i 0.1 -W 2 192.0.2.2"));
+
+        let counters = hosts.planes[1].counters_of(forth.id()).await.unwrap();
+        assert_eq!(counters.packets, 2);
+        assert_eq!(hosts.lab.xfrm_entries(0), (2, 2));
+    });
+}
+
+#[test]
+fn ipv6_travels_in_a_tunnel_between_ipv4_hosts() {
+    if !common::kernel_has_esp() {
+        return;
+    }
+    block_on(async {
+        let hosts = Hosts::start().await;
+        let inner = ["fd00:1::1", "fd00:2::1"];
+        let network =
+            |side: usize| TrafficSelector::network(inner[side].parse().unwrap(), 64).unwrap();
+        for (side, addr) in inner.iter().enumerate() {
+            hosts
+                .lab
+                .ip(side, &format!("addr add {addr}/64 dev lo nodad"));
+        }
+        let [forth, _] = hosts
+            .connect_with(
+                &GCM,
+                |_| {},
+                |side, set| {
+                    (set.local, set.remote) = (vec![network(side)], vec![network(1 - side)]);
+                },
+            )
+            .await;
+
+        assert!(
+            hosts
+                .lab
+                .exec(0, "ping -6 -q -c 2 -i 0.1 -W 2 -I fd00:1::1 fd00:2::1")
+        );
+
+        let counters = hosts.planes[1].counters_of(forth.id()).await.unwrap();
+        assert_eq!(counters.packets, 2);
+        hosts.shutdown().await;
+        assert_eq!(hosts.lab.ip(0, "-6 route show table 220"), "");
     });
 }

@@ -70,7 +70,12 @@ impl Counts {
 /// complaint and never receives.
 pub(super) fn open_socket() -> io::Result<AsyncFd<Socket>> {
     let socket = netlink::open_socket(libc::NETLINK_XFRM as isize)?;
-    let _ = socket.get_ref().set_rx_buf_sz(SOCKET_BUFFER);
+    let forced =
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(socket.get_ref(), SOCKET_BUFFER);
+    if forced.is_err() {
+        // Without the privilege the system's limit applies; overruns are noticed anyway.
+        let _ = socket.get_ref().set_rx_buf_sz(SOCKET_BUFFER);
+    }
     for group in [
         XFRMNLGRP_ACQUIRE,
         XFRMNLGRP_EXPIRE,

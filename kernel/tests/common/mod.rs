@@ -10,11 +10,11 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Addresses of the two hosts of a [`Lab`], outer and inner.
-pub const OUTER: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
-pub const INNER: [&str; 2] = ["10.1.0.1", "10.2.0.1"];
+pub(crate) const OUTER: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+pub(crate) const INNER: [&str; 2] = ["10.1.0.1", "10.2.0.1"];
 
 /// Whether tests that need root may run; says so where they may not.
-pub fn may_use_namespaces() -> bool {
+pub(crate) fn may_use_namespaces() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         println!("SKIPPED: needs root for network namespaces");
@@ -24,7 +24,7 @@ pub fn may_use_namespaces() -> bool {
 
 /// Whether this kernel can do ESP. The kernel test group sets `SWANHERD_LAB` when it boots one
 /// that can; a failure to install an SA is a failure there.
-pub fn kernel_has_esp() -> bool {
+pub(crate) fn kernel_has_esp() -> bool {
     let lab = std::env::var_os("SWANHERD_LAB").is_some();
     if !lab {
         println!("SKIPPED: needs a kernel with ESP (cargo xtask test --only kernel)");
@@ -75,13 +75,13 @@ fn load_modules() {
 }
 
 /// Two network namespaces joined by a veth pair, or one alone. Removed on drop.
-pub struct Lab {
+pub(crate) struct Lab {
     names: Vec<String>,
 }
 
 impl Lab {
     /// One namespace with nothing but its loopback interface.
-    pub fn single() -> Self {
+    pub(crate) fn single() -> Self {
         let lab = Self {
             names: vec![unique_name("s")],
         };
@@ -91,7 +91,7 @@ impl Lab {
     }
 
     /// Two namespaces: interface `veth` with [`OUTER`], and [`INNER`] on the loopback interface.
-    pub fn pair() -> Self {
+    pub(crate) fn pair() -> Self {
         let lab = Self {
             names: vec![unique_name("a"), unique_name("b")],
         };
@@ -112,7 +112,7 @@ impl Lab {
     }
 
     /// Runs `action` with this thread in namespace `side`. Sockets that it opens stay there.
-    pub async fn within<T>(&self, side: usize, action: impl Future<Output = T>) -> T {
+    pub(crate) async fn within<T>(&self, side: usize, action: impl Future<Output = T>) -> T {
         let home = File::open("/proc/thread-self/ns/net").unwrap();
         let there = File::open(format!("/run/netns/{}", self.names[side])).unwrap();
         enter(&there);
@@ -122,12 +122,12 @@ impl Lab {
     }
 
     /// Output of `ip ARGUMENTS` in namespace `side`; panics if it fails.
-    pub fn ip(&self, side: usize, arguments: &str) -> String {
+    pub(crate) fn ip(&self, side: usize, arguments: &str) -> String {
         ip(&format!("-n {} {arguments}", self.names[side]))
     }
 
     /// Whether `count` pings from the inner address of `side` to that of the other are answered.
-    pub fn ping(&self, side: usize, count: u32) -> bool {
+    pub(crate) fn ping(&self, side: usize, count: u32) -> bool {
         let target = INNER[1 - side];
         self.exec(
             side,
@@ -136,7 +136,7 @@ impl Lab {
     }
 
     /// Whether a command in namespace `side` succeeds.
-    pub fn exec(&self, side: usize, command: &str) -> bool {
+    pub(crate) fn exec(&self, side: usize, command: &str) -> bool {
         Command::new("ip")
             .args(["netns", "exec", &self.names[side]])
             .args(command.split_whitespace())
@@ -147,7 +147,7 @@ impl Lab {
     }
 
     /// SAs and policies that `ip` lists in namespace `side`; per-socket policies left out.
-    pub fn xfrm_entries(&self, side: usize) -> (usize, usize) {
+    pub(crate) fn xfrm_entries(&self, side: usize) -> (usize, usize) {
         let count = |text: &str, marker: &str| text.matches(marker).count();
         let states = self.ip(side, "xfrm state");
         let policies = self.ip(side, "xfrm policy");
@@ -164,7 +164,7 @@ impl Drop for Lab {
 }
 
 /// A runtime on this thread, which is the one that changes namespaces.
-pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
