@@ -29,23 +29,30 @@ pub(super) fn ike_name(sa: &IkeSaInfo) -> String {
 
 /// The keys of an IKE SA, without its children.
 pub(super) fn ike_sa(sa: &IkeSaInfo, moment: Moment<'_>) -> Message {
+    // Before the first exchange is over, nobody has said who they are.
+    let identity = |identity| match sa.suite {
+        Some(_) => display_identity(identity),
+        None => "%any".to_owned(),
+    };
+    // An end that is behind a NAT need not be claimed to be.
+    let nat = sa.nat_local || sa.nat_remote;
     let mut out = Message::new();
     out.push_display("uniqueid", sa.id);
     out.push("version", "2");
     out.push("state", names::ike_state(sa.state));
     out.push("local-host", names::host(sa.local.ip()));
     out.push_display("local-port", sa.local.port());
-    out.push("local-id", display_identity(&sa.local_id));
+    out.push("local-id", identity(&sa.local_id));
     out.push("remote-host", names::host(sa.remote.ip()));
     out.push_display("remote-port", sa.remote.port());
-    out.push("remote-id", display_identity(&sa.remote_id));
+    out.push("remote-id", identity(&sa.remote_id));
     out.push_flag("initiator", sa.initiator);
     out.push("initiator-spi", format!("{:016x}", sa.spi_i));
     out.push("responder-spi", format!("{:016x}", sa.spi_r));
     out.push_flag("nat-local", sa.nat_local);
     out.push_flag("nat-remote", sa.nat_remote);
-    out.push_flag("nat-fake", sa.nat_fake);
-    out.push_flag("nat-any", sa.nat_local || sa.nat_remote || sa.nat_fake);
+    out.push_flag("nat-fake", sa.nat_fake && !nat);
+    out.push_flag("nat-any", sa.nat_fake || nat);
     if let Some(suite) = sa.suite {
         out.push_display("encr-alg", suite.encryption);
         if let Some(bits) = suite.key_bits {
@@ -200,10 +207,12 @@ fn push_counters(
     }
 }
 
-/// Seconds from `now` to `then`; negative if it is past.
+/// Seconds from `now` to `then`; negative if it is past. What has begun counts, so that age and
+/// remaining time add up to the whole.
 fn until(then: Instant, now: Instant) -> i64 {
-    let seconds = |from: Instant, to: Instant| {
-        i64::try_from(to.saturating_duration_since(from).as_secs()).unwrap_or(i64::MAX)
-    };
-    seconds(now, then) - seconds(then, now)
+    let whole = |seconds| i64::try_from(seconds).unwrap_or(i64::MAX);
+    match then.checked_duration_since(now) {
+        Some(left) => whole(left.as_secs()) + i64::from(left.subsec_nanos() > 0),
+        None => -whole(now.duration_since(then).as_secs()),
+    }
 }

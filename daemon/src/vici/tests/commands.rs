@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Commands, with the test as the engine.
+
+use swanherd_ike::api::Command;
+use swanherd_vici::types::{Initiate, ListSas, Selector};
+use swanherd_vici::{Error, Message, Packet};
+
+use super::{Fixture, done, line, request};
+use crate::control::Request;
+
+#[tokio::test]
+async fn list_sas_without_registration_answers_empty() {
+    let fixture = Fixture::start().await;
+    let mut raw = fixture.raw().await;
+    raw.send(&request("list-sas")).await;
+    assert_eq!(raw.receive().await, Packet::Response(Message::new()));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn list_sas_filters() {
+    let fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let mut listed = async |filter: ListSas| client.list_sas(&filter).await.unwrap();
+
+    let other = listed(ListSas {
+        ike: Some("other".into()),
+        ..ListSas::default()
+    })
+    .await;
+    let child = listed(ListSas {
+        child: Some("net2".into()),
+        ..ListSas::default()
+    })
+    .await;
+    let id = listed(ListSas {
+        ike_id: Some(7),
+        ..ListSas::default()
+    })
+    .await;
+
+    assert!(other.is_empty() && id.is_empty());
+    assert_eq!(child[0].children.len(), 1);
+    assert_eq!(child[0].children[0].name, "net2");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn initiate_streams_the_log_before_the_answer() {
+    let mut fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let engine = async {
+        let Request::Command {
+            command,
+            log,
+            reply,
+        } = fixture.next_request().await
+        else {
+            panic!()
+        };
+        let Command::Initiate {
+            connection,
+            child,
+            respect_limits,
+        } = command
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (connection.as_deref(), child.as_deref()),
+            (Some("gw"), Some("net"))
+        );
+        assert!(!respect_limits);
+        let log = log.unwrap();
+        for (level, text) in [(0, "initiating"), (2, "too detailed"), (1, "established")] {
+            log.send(line(level, text)).await.unwrap();
+        }
+        reply.send(done(Ok(()), 0, 0)).unwrap();
+    };
+    let mut lines = Vec::new();
+    let what = Initiate {
+        child: Some("net".into()),
+        ..Initiate::default()
+    };
+
+    let (result, ()) = tokio::join!(client.initiate(&what, |line| lines.push(line)), engine);
+
+    result.unwrap();
+    let texts: Vec<&str> = lines.iter().map(|line| line.msg.as_str()).collect();
+    assert_eq!(texts, ["initiating", "established"]);
+    assert_eq!(lines[0].ikesa_uniqueid, Some(1));
+    assert_eq!(lines[0].group, "IKE");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn initiate_that_fails_or_takes_too_long_says_so() {
+    let mut fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let mut initiate = async |what: Initiate| match client.initiate(&what, drop).await {
+        Err(Error::Refused { text, .. }) => text,
+        other => format!("{other:?}"),
+    };
+    let named = |child: &str, ike: Option<&str>, timeout_ms| Initiate {
+        child: (!child.is_empty()).then(|| child.to_owned()),
+        ike: ike.map(str::to_owned),
+        timeout_ms,
+        log_level: None,
+    };
+
+    assert_eq!(
+        initiate(named("", None, 0)).await,
+        "missing configuration name"
+    );
+    assert_eq!(
+        initiate(named("zz", None, 0)).await,
+        "CHILD_SA config 'zz' not found"
+    );
+    assert_eq!(
+        initiate(named("net", Some("zz"), 0)).await,
+        "CHILD_SA config 'net' not found"
+    );
+    assert_eq!(
+        initiate(named("", Some("zz"), 0)).await,
+        "IKE_SA config 'zz' not found"
+    );
+    assert_eq!(
+        initiate(named("net", None, 20)).await,
+        "CHILD_SA 'net' not established after 20ms"
+    );
+    assert!(matches!(
+        fixture.next_request().await,
+        Request::Command { .. }
+    ));
+    let engine = async {
+        let Request::Command { reply, .. } = fixture.next_request().await else {
+            panic!()
+        };
+        reply
+            .send(done(Err("establishing IKE_SA 'gw' failed".into()), 0, 0))
+            .unwrap();
+    };
+    let (text, ()) = tokio::join!(initiate(named("", Some("gw"), 0)), engine);
+    assert_eq!(text, "establishing IKE_SA 'gw' failed");
+    assert_eq!(initiate(named("net", None, -1)).await, "Ok(())");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn terminate_counts_what_matched_and_what_went() {
+    let mut fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let net = Selector {
+        child: Some("net".into()),
+        ..Selector::default()
+    };
+    let none = Selector {
+        ike: Some("zz".into()),
+        ..Selector::default()
+    };
+
+    let missing = client
+        .terminate(&Selector::default(), false, 0, drop)
+        .await
+        .unwrap_err();
+    let unmatched = client.terminate(&none, false, 0, drop).await.unwrap_err();
+    let engine = async {
+        let Request::Command { command, reply, .. } = fixture.next_request().await else {
+            panic!()
+        };
+        assert!(matches!(command, Command::Terminate { force: false, .. }));
+        reply.send(done(Ok(()), 1, 1)).unwrap();
+    };
+    let (ended, ()) = tokio::join!(client.terminate(&net, false, 0, drop), engine);
+
+    assert_eq!(missing.to_string(), "missing terminate selector");
+    let Error::Refused { text, reply } = unmatched else {
+        panic!()
+    };
+    assert_eq!(text, "no matching SAs to terminate found");
+    assert_eq!(
+        reply.to_string(),
+        "success=no matches=0 terminated=0 errmsg=no matching SAs to terminate found"
+    );
+    let ended = ended.unwrap();
+    assert_eq!((ended.matches, ended.terminated), (1, 1));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn forced_terminate_with_a_timeout_asks_politely_first() {
+    let mut fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let gw = Selector {
+        ike: Some("gw".into()),
+        ..Selector::default()
+    };
+    let engine = async {
+        let Request::Command {
+            command,
+            reply: _kept,
+            ..
+        } = fixture.next_request().await
+        else {
+            panic!()
+        };
+        assert!(matches!(command, Command::Terminate { force: false, .. }));
+        let Request::Command { command, reply, .. } = fixture.next_request().await else {
+            panic!()
+        };
+        assert!(matches!(command, Command::Terminate { force: true, .. }));
+        reply.send(done(Ok(()), 1, 1)).unwrap();
+    };
+
+    let (ended, ()) = tokio::join!(client.terminate(&gw, true, 20, drop), engine);
+
+    assert_eq!(ended.unwrap().terminated, 1);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn rekey_only_starts_it() {
+    let mut fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let gw = Selector {
+        ike_id: Some(1),
+        ..Selector::default()
+    };
+
+    let matches = client.rekey(&gw, true).await.unwrap();
+    let Request::Command { command, .. } = fixture.next_request().await else {
+        panic!()
+    };
+    let none = client
+        .rekey(
+            &Selector {
+                ike_id: Some(9),
+                ..gw
+            },
+            false,
+        )
+        .await
+        .unwrap_err();
+
+    assert_eq!(matches, 1);
+    assert!(matches!(command, Command::Rekey { reauth: true, .. }));
+    assert_eq!(none.to_string(), "no matching SAs to rekey found");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_supported_is_refused_in_words() {
+    let fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let pool = Message::new().with("addrs", "10.0.0.0/24");
+    let cases = [
+        (
+            "load-pool",
+            Message::new().with_section("p", Message::new()),
+            "missing addrs for pool 'p'",
+        ),
+        (
+            "load-pool",
+            Message::new().with_section("p", pool),
+            "pool 'p': virtual address pools are not supported",
+        ),
+        (
+            "unload-pool",
+            Message::new().with("name", "p"),
+            "p not found",
+        ),
+        (
+            "load-authority",
+            Message::new().with_section("a", Message::new()),
+            "CA certificate missing: a",
+        ),
+        (
+            "unload-authority",
+            Message::new(),
+            "unload: missing authority name",
+        ),
+        ("load-token", Message::new(), "keyid missing"),
+        (
+            "load-key",
+            Message::new().with("type", "foo"),
+            "invalid key type: foo",
+        ),
+        (
+            "load-cert",
+            Message::new().with("type", "zz"),
+            "invalid certificate type 'zz'",
+        ),
+        (
+            "load-shared",
+            Message::new().with("type", "IKE"),
+            "shared key data missing",
+        ),
+        (
+            "unload-conn",
+            Message::new(),
+            "unload: missing connection name",
+        ),
+        (
+            "install",
+            Message::new().with("child", "zz"),
+            "configuration name not found",
+        ),
+        (
+            "uninstall",
+            Message::new().with("child", "zz"),
+            "policy 'zz' not found",
+        ),
+        ("redirect", Message::new(), "missing target gateway"),
+        (
+            "get-counters",
+            Message::new().with("name", "zz"),
+            "no counters found for this connection",
+        ),
+    ];
+    for (command, args, text) in cases {
+        let error = client.call(command, args).await.unwrap_err();
+        assert_eq!(error.to_string(), text, "{command}");
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn load_conn_applies_all_or_nothing() {
+    let mut fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let good = Message::new().with_list("remote_addrs", ["192.0.2.2"]);
+    let bad = Message::new().with("mobike", "perhaps");
+    let both = Message::new()
+        .with_section("good", good.clone())
+        .with_section("bad", bad);
+
+    let refused = client.call("load-conn", both).await.unwrap_err();
+    let nothing = fixture.requests.try_recv().is_err();
+    let engine = async {
+        let Request::LoadConnection(connection, reply) = fixture.next_request().await else {
+            panic!()
+        };
+        reply.send(Ok(())).unwrap();
+        connection.name
+    };
+    let (loaded, name) = tokio::join!(client.load_conn("good", good), engine);
+
+    assert_eq!(
+        refused.to_string(),
+        "invalid value for: mobike, config discarded"
+    );
+    assert!(nothing);
+    loaded.unwrap();
+    assert_eq!(name, "good");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn list_conns_shows_what_was_loaded() {
+    let fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let mut stream = client
+        .stream("list-conns", "list-conn", Message::new())
+        .await
+        .unwrap();
+
+    let listed = stream.next().await.unwrap().unwrap();
+
+    // What strongSwan 6.0.6 printed for this definition.
+    assert_eq!(
+        listed.to_string(),
+        "gw {local_addrs=[192.0.2.1] remote_addrs=[192.0.2.2] local_port=500 remote_port=500 \
+         version=IKEv2 reauth_time=0 rekey_time=14400 unique=UNIQUE_NO dpd_delay=2 \
+         local-1 {id=gw1.example.org class=pre-shared key groups=[] cert_policy=[] certs=[] \
+         cacerts=[]} remote-1 {id=gw2.example.org class=pre-shared key groups=[] cert_policy=[] \
+         certs=[] cacerts=[]} children {net {mode=TUNNEL rekey_time=3600 rekey_bytes=0 \
+         rekey_packets=0 dpd_action=none close_action=none local-ts=[10.1.0.0/24] \
+         remote-ts=[10.2.0.0/24]} net2 {mode=TUNNEL rekey_time=3600 rekey_bytes=0 \
+         rekey_packets=0 dpd_action=none close_action=none local-ts=[10.1.0.0/24[tcp]] \
+         remote-ts=[10.2.0.0/24[tcp]]} block {mode=DROP rekey_time=3600 rekey_bytes=0 \
+         rekey_packets=0 dpd_action=none close_action=none local-ts=[10.9.0.0/16] \
+         remote-ts=[10.8.0.0/16]}}}"
+    );
+    assert!(stream.next().await.unwrap().is_none());
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn list_policies_shows_traps_and_shunts() {
+    let fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let args = || {
+        Message::new()
+            .with("drop", "yes")
+            .with("pass", "yes")
+            .with("trap", "yes")
+    };
+    let mut stream = client
+        .stream("list-policies", "list-policy", args())
+        .await
+        .unwrap();
+
+    let listed = stream.next().await.unwrap().unwrap();
+
+    assert_eq!(
+        listed.to_string(),
+        "gw/block {child=block ike=gw mode=DROP local-ts=[10.9.0.0/16] remote-ts=[10.8.0.0/16]}"
+    );
+    assert!(stream.next().await.unwrap().is_none());
+    fixture.stop().await;
+}
