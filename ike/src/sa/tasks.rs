@@ -7,7 +7,7 @@ use swanherd_ipsec::ProtocolId;
 
 use super::env::{Env, Request};
 use super::timers::Timer;
-use super::{Active, IkeSa};
+use super::{Active, IkeSa, Passive};
 use crate::api::{ChildSaId, ConnectionRef, IkeState, Now};
 use crate::wire::{DeletePayload, ExchangeType, Payload};
 
@@ -132,6 +132,8 @@ impl IkeSa {
         while !self.dead
             && self.outbound.in_flight.is_none()
             && matches!(self.active, Active::Idle)
+            // What is queued is for the successor, if there is one in a moment.
+            && !matches!(self.passive, Passive::Rekeying(_))
             && matches!(self.state, IkeState::Established | IkeState::Rekeyed)
         {
             let Some(task) = self.queue.pop_front() else {

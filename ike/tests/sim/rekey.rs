@@ -209,8 +209,10 @@ fn a_hard_lifetime_ends_what_could_not_be_rekeyed() {
 #[test]
 fn a_rekey_with_a_key_exchange_that_the_peer_does_not_want_is_corrected() {
     let mut connections = pair();
-    connections.0.children[0].proposals =
-        vec![esp_proposal(&[KeyExchangeId::Ecp256, KeyExchangeId::Ecp384])];
+    connections.0.children[0].proposals = vec![esp_proposal(&[
+        KeyExchangeId::Ecp256,
+        KeyExchangeId::Ecp384,
+    ])];
     connections.1.children[0].proposals = vec![esp_proposal(&[KeyExchangeId::Ecp384])];
     let mut world = established_with(World::new(38), connections);
     let command = world.rekey(ALICE, the_child());
@@ -266,8 +268,16 @@ fn a_rekey_that_meets_a_deletion_leaves_nothing_half_done() {
         };
         let mut world = established_with(World::new(seed).conditions(conditions), pair());
         let (rekeys, deletes) = (seed & 1 == 0, seed & 2 == 0);
-        let rekeyed = if rekeys { the_child() } else { the_ike_sa(ALICE) };
-        let deleted = if deletes { the_child() } else { the_ike_sa(BOB) };
+        let rekeyed = if rekeys {
+            the_child()
+        } else {
+            the_ike_sa(ALICE)
+        };
+        let deleted = if deletes {
+            the_child()
+        } else {
+            the_ike_sa(BOB)
+        };
         world.rekey(ALICE, rekeyed);
         world.run_for(Duration::from_millis(seed % 40 * 5));
         world.terminate(BOB, deleted);
