@@ -72,7 +72,11 @@ impl Endpoint {
         let limit = self.env.settings.init_limit_half_open as usize;
         if respect_limits && limit != 0 && self.env.half_open.total() >= limit {
             let name = child.as_deref().unwrap_or(&conn.name);
-            let kind = if child.is_some() { "CHILD_SA" } else { "IKE_SA" };
+            let kind = if child.is_some() {
+                "CHILD_SA"
+            } else {
+                "IKE_SA"
+            };
             return Err(format!(
                 "establishing {kind} '{name}' not possible at the moment due to limits"
             ));
@@ -139,12 +143,7 @@ impl Endpoint {
 
     /// Sets off what brings up a child, or an IKE SA. Everybody who wants the same child shares
     /// one attempt.
-    pub(super) fn start(
-        &mut self,
-        now: Now,
-        conn: &ConnectionRef,
-        child: Option<&str>,
-    ) -> Started {
+    pub(super) fn start(&mut self, now: Now, conn: &ConnectionRef, child: Option<&str>) -> Started {
         if self.stopping {
             return Started::Refused;
         }
@@ -215,11 +214,7 @@ impl Endpoint {
             return Err("no matching SAs to terminate found".to_owned());
         };
         for found in &matches {
-            if let Some(name) = self
-                .sas
-                .get(&found.ike)
-                .and_then(|sa| sa.connection_name())
-            {
+            if let Some(name) = self.sas.get(&found.ike).and_then(|sa| sa.connection_name()) {
                 let child = found.child.and_then(|id| {
                     let sa = self.sas.get(&found.ike)?;
                     Some(sa.children.get(&id)?.cfg().name.clone())
@@ -231,9 +226,7 @@ impl Endpoint {
                     let task = Task::DeleteChild(child);
                     sa.queue_task(env, now, task);
                 }
-                None if force
-                    || matches!(sa.state, IkeState::Created | IkeState::Connecting) =>
-                {
+                None if force || matches!(sa.state, IkeState::Created | IkeState::Connecting) => {
                     sa.farewell(env, now);
                     sa.end(env, FailureReason::LocalDeleted, "terminated".to_owned());
                 }
@@ -261,7 +254,11 @@ impl Endpoint {
         let matches: Vec<_> = self
             .matches(selector)
             .into_iter()
-            .filter(|found| self.sas.get(&found.ike).is_some_and(|sa| sa.is_established()))
+            .filter(|found| {
+                self.sas
+                    .get(&found.ike)
+                    .is_some_and(|sa| sa.is_established())
+            })
             .collect();
         if matches.is_empty() {
             return Err("no matching SAs to rekey found".to_owned());

@@ -144,9 +144,7 @@ impl Connections {
                 Some((ids, self.address_match(connection, local, remote)?, *order))
             })
             .collect();
-        found.sort_by_key(|(ids, addresses, order)| {
-            (u32::MAX - ids, u32::MAX - addresses, *order)
-        });
+        found.sort_by_key(|(ids, addresses, order)| (u32::MAX - ids, u32::MAX - addresses, *order));
         found
             .into_iter()
             .filter_map(|(_, _, order)| self.by_order.get(&order).cloned())
@@ -154,12 +152,7 @@ impl Connections {
     }
 
     /// How well both addresses fit, or `None`.
-    fn address_match(
-        &self,
-        connection: &Connection,
-        local: IpAddr,
-        remote: IpAddr,
-    ) -> Option<u32> {
+    fn address_match(&self, connection: &Connection, local: IpAddr, remote: IpAddr) -> Option<u32> {
         if connection.version == IkeVersion::V1 {
             return None;
         }
@@ -181,10 +174,10 @@ impl Connections {
                     ts.contains(&swanherd_ipsec::TrafficSelector::host(addr))
                         .then_some(100 + u32::from(*len))
                 }
-                HostSpec::Range(from, to) => (from.is_ipv4() == addr.is_ipv4()
-                    && *from <= addr
-                    && addr <= *to)
-                    .then_some(100),
+                HostSpec::Range(from, to) => {
+                    (from.is_ipv4() == addr.is_ipv4() && *from <= addr && addr <= *to)
+                        .then_some(100)
+                }
                 HostSpec::Name(name) => match self.resolved.get(name) {
                     Some(addrs) if addrs.contains(&addr) => Some(1000),
                     // A name that changed its address since it was last looked up may still be
@@ -217,7 +210,10 @@ pub(crate) fn identity_match(
     local_id: Option<&Identity>,
     remote: &Identity,
 ) -> Option<u32> {
-    let local_score = match (local_id, connection.local.first().and_then(|r| r.id.as_ref())) {
+    let local_score = match (
+        local_id,
+        connection.local.first().and_then(|r| r.id.as_ref()),
+    ) {
         (None, _) | (_, None) => 1,
         (Some(asked), Some(pattern)) => score(pattern, asked)?,
     };

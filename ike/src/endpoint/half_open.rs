@@ -71,7 +71,10 @@ impl HalfOpen {
     /// Whether a request from `source` may go on. `known_peer` is an address that the
     /// configuration names; the block threshold never applies to it, lest a mass outage lock out
     /// the very peers that are to return.
-    #[expect(clippy::too_many_arguments, reason = "everything that the decision rests on")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "everything that the decision rests on"
+    )]
     pub(crate) fn admit(
         &mut self,
         settings: &Settings,
@@ -98,8 +101,7 @@ impl HalfOpen {
             || over(settings.cookie_threshold_ip, here as usize)
             || self.cookies_until.is_some_and(|until| now < until);
         if wanted {
-            let valid =
-                cookie.is_some_and(|cookie| self.jar.verify(cookie, nonce, source, spi_i));
+            let valid = cookie.is_some_and(|cookie| self.jar.verify(cookie, nonce, source, spi_i));
             if !valid {
                 return Admission::DemandCookie;
             }
@@ -146,7 +148,8 @@ mod tests {
         for _ in 0..settings.block_threshold {
             half_open.add(source.ip());
         }
-        let mut ask = |known| half_open.admit(&settings, &mut rng, now, source, 1, b"n", None, known);
+        let mut ask =
+            |known| half_open.admit(&settings, &mut rng, now, source, 1, b"n", None, known);
 
         assert_eq!(ask(false), Admission::Drop(DropReason::HalfOpenPerAddress));
         assert_eq!(ask(true), Admission::Admit);

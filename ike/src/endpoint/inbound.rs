@@ -188,7 +188,10 @@ impl Endpoint {
         self.env.log(
             LogGroup::Net,
             if major == 1 { 1 } else { 2 },
-            format!("message of IKE version {major} from {} dropped", datagram.remote),
+            format!(
+                "message of IKE version {major} from {} dropped",
+                datagram.remote
+            ),
         );
         if major > 2 && !header.flags.response {
             let kind = NotifyType::InvalidMajorVersion;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Keeping children up: new attempts with back-off, traps, traffic that asks for a child.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,9 @@ const MAX_BACKOFF: Duration = Duration::from_secs(300);
 #[derive(Debug, Default)]
 pub(super) struct Keep {
     /// By connection and child.
-    attempts: BTreeMap<(String, String), Attempt>,
+    attempts: BTreeMap<String, BTreeMap<String, Attempt>>,
+    /// When they are due.
+    due: BTreeSet<(Instant, String, String)>,
     /// Consecutive failures by connection, for the choice of the next address.
     turns: BTreeMap<String, u32>,
 }
@@ -36,7 +38,7 @@ struct Attempt {
 impl Keep {
     /// When the next attempt is due.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.attempts.values().filter_map(|a| a.at).min()
+        self.due.first().map(|(at, _, _)| *at)
     }
 
     /// Which address of a connection is next.
@@ -47,25 +49,77 @@ impl Keep {
     /// No attempt is to be made any more.
     pub(super) fn clear(&mut self) {
         self.attempts.clear();
+        self.due.clear();
     }
 
     /// As [`Self::clear`], for one connection, or one child of it.
     pub(super) fn forget(&mut self, connection: &str, child: Option<&str>) {
-        self.attempts.retain(|(conn, name), _| {
-            conn != connection || child.is_some_and(|child| child != name)
-        });
+        match child {
+            Some(child) => self.succeeded(connection, child),
+            None => {
+                for (child, attempt) in self.attempts.remove(connection).unwrap_or_default() {
+                    if let Some(at) = attempt.at {
+                        self.due.remove(&(at, connection.to_owned(), child));
+                    }
+                }
+            }
+        }
     }
 
     /// A child is up.
     pub(super) fn succeeded(&mut self, connection: &str, child: &str) {
-        self.attempts
-            .remove(&(connection.to_owned(), child.to_owned()));
+        let Some(children) = self.attempts.get_mut(connection) else {
+            return;
+        };
+        if let Some(Attempt { at: Some(at), .. }) = children.remove(child) {
+            self.due
+                .remove(&(at, connection.to_owned(), child.to_owned()));
+        }
+        if children.is_empty() {
+            self.attempts.remove(connection);
+        }
     }
 
     /// An IKE SA of a connection could not be set up.
     pub(super) fn turn(&mut self, connection: &str) {
         let turn = self.turns.entry(connection.to_owned()).or_default();
         *turn = turn.wrapping_add(1);
+    }
+
+    fn failures(&self, connection: &str, child: &str) -> u32 {
+        self.attempts
+            .get(connection)
+            .and_then(|children| children.get(child))
+            .map_or(0, |attempt| attempt.failures)
+    }
+
+    fn plan(&mut self, connection: &str, child: &str, at: Instant, failures: u32) {
+        self.succeeded(connection, child);
+        let at_key = (at, connection.to_owned(), child.to_owned());
+        self.due.insert(at_key);
+        let attempt = Attempt {
+            at: Some(at),
+            failures,
+        };
+        self.attempts
+            .entry(connection.to_owned())
+            .or_default()
+            .insert(child.to_owned(), attempt);
+    }
+
+    /// The next attempt that is due; it stays on record until it succeeds or is forgotten.
+    fn take_due(&mut self, now: Instant) -> Option<(String, String)> {
+        let first = self.due.first().filter(|(at, _, _)| *at <= now)?.clone();
+        self.due.remove(&first);
+        let (_, connection, child) = first;
+        if let Some(attempt) = self
+            .attempts
+            .get_mut(&connection)
+            .and_then(|children| children.get_mut(&child))
+        {
+            attempt.at = None;
+        }
+        Some((connection, child))
     }
 }
 
@@ -105,10 +159,9 @@ impl Endpoint {
         {
             return;
         }
-        let key = (connection.to_owned(), child.to_owned());
-        let failures = self.keep.attempts.get(&key).map_or(0, |a| a.failures) + u32::from(failed);
+        let failures = self.keep.failures(connection, child) + u32::from(failed);
         if failed && conn.keyingtries != 0 && failures >= conn.keyingtries {
-            self.keep.attempts.remove(&key);
+            self.keep.forget(connection, Some(child));
             self.env.log(
                 LogGroup::Ike,
                 0,
@@ -138,28 +191,13 @@ impl Endpoint {
                 ),
             );
         }
-        self.keep.attempts.insert(
-            key,
-            Attempt {
-                at: Some(now.instant + wait),
-                failures,
-            },
-        );
+        self.keep
+            .plan(connection, child, now.instant + wait, failures);
     }
 
     /// Makes the attempts that are due.
     pub(super) fn serve_keep(&mut self, now: Now) {
-        loop {
-            let due = self
-                .keep
-                .attempts
-                .iter_mut()
-                .find(|(_, attempt)| attempt.at.is_some_and(|at| at <= now.instant));
-            let Some((key, attempt)) = due else {
-                return;
-            };
-            attempt.at = None;
-            let (connection, child) = key.clone();
+        while let Some((connection, child)) = self.keep.take_due(now.instant) {
             self.bring_up(now, &connection, &child);
         }
     }
@@ -250,11 +288,11 @@ impl Endpoint {
         else {
             return;
         };
-        let local = source.unwrap_or(if remote.is_ipv4() {
-            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-        } else {
-            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-        });
+        let local = match (source, remote) {
+            (Some(source), _) => source,
+            (None, IpAddr::V4(_)) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            (None, IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
         let mode = match child.mode {
             ChildMode::Ipsec(mode) => mode,
             ChildMode::TransportProxy => swanherd_ipsec::plane::Mode::Transport,

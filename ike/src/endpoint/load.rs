@@ -22,8 +22,11 @@ impl Endpoint {
         self.env.connections.insert(connection.clone());
         match &old {
             None => {
-                self.env
-                    .log(LogGroup::Cfg, 1, format!("added connection {}", connection.name));
+                self.env.log(
+                    LogGroup::Cfg,
+                    1,
+                    format!("added connection {}", connection.name),
+                );
                 for index in 0..connection.children.len() {
                     self.start_action(now, &connection, index);
                 }
@@ -66,13 +69,13 @@ impl Endpoint {
         }
         // What is still being set up has nothing to be set up for.
         let connecting: Vec<IkeSaId> = self
-            .sas
-            .values()
+            .of_connection(name)
+            .iter()
+            .filter_map(|id| self.sas.get(id))
             .filter(|sa| {
                 sa.initiator
                     && !sa.is_established()
                     && sa.children.values().all(|child| child.installed.is_none())
-                    && sa.conn.as_ref().is_some_and(|conn| conn.name == name)
             })
             .map(|sa| sa.id)
             .collect();
@@ -108,8 +111,7 @@ impl Endpoint {
         if !child.start_action.start {
             return;
         }
-        let ids: Vec<IkeSaId> = self.sas.keys().copied().collect();
-        for id in ids {
+        for id in self.of_connection(&conn.name) {
             self.with(id, |sa, env| {
                 let ours = sa.conn.as_ref().is_some_and(|c| c.name == conn.name);
                 if !ours {

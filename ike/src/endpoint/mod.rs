@@ -16,6 +16,8 @@
 
 mod command;
 pub(crate) mod connections;
+#[cfg(fuzzing)]
+mod fuzzing;
 pub(crate) mod half_open;
 mod inbound;
 mod keep;
@@ -62,6 +64,9 @@ pub struct Endpoint {
     deadlines: BTreeSet<(Instant, IkeSaId)>,
     /// IKE_SA_INIT requests that are or were answered, to recognise their retransmissions.
     init_requests: BTreeMap<(SocketAddr, u64), IkeSaId>,
+    /// IKE SAs by connection, and where each stands there.
+    by_connection: BTreeMap<String, BTreeSet<IkeSaId>>,
+    connection_of: BTreeMap<IkeSaId, String>,
     /// IKE SAs that were worked on since the last settlement.
     touched: BTreeSet<IkeSaId>,
     waiters: BTreeMap<CommandId, Waiter>,
@@ -81,6 +86,8 @@ impl Endpoint {
             armed: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             init_requests: BTreeMap::new(),
+            by_connection: BTreeMap::new(),
+            connection_of: BTreeMap::new(),
             touched: BTreeSet::new(),
             waiters: BTreeMap::new(),
             keep: Keep::default(),
@@ -113,7 +120,12 @@ impl Endpoint {
     /// What `selector` selects, by id.
     pub fn matches(&self, selector: &Selector) -> Vec<Match> {
         let mut found = Vec::new();
-        for sa in self.sas.values() {
+        let ids: Vec<IkeSaId> = match (&selector.ike, selector.ike_id) {
+            (_, Some(id)) => vec![id],
+            (Some(name), None) => self.of_connection(name),
+            (None, None) => self.sas.keys().copied().collect(),
+        };
+        for sa in ids.iter().filter_map(|id| self.sas.get(id)) {
             let name = sa.conn.as_ref().map(|conn| conn.name.as_str());
             if selector.ike_id.is_some_and(|id| id != sa.id)
                 || selector.ike.as_deref().is_some_and(|ike| name != Some(ike))
@@ -216,7 +228,9 @@ impl Endpoint {
                     self.env.log(
                         LogGroup::Knl,
                         1,
-                        format!("traffic for {connection}/{child} (reqid {reqid}) wants a CHILD_SA"),
+                        format!(
+                            "traffic for {connection}/{child} (reqid {reqid}) wants a CHILD_SA"
+                        ),
                     );
                     self.bring_up(now, &connection, &child);
                 }
@@ -321,7 +335,9 @@ impl Endpoint {
                     self.reap(now, id);
                     continue;
                 }
+                let name = sa.connection_name();
                 let next = sa.next_timeout();
+                self.index_connection(id, name);
                 let before = self.armed.get(&id).copied();
                 if before != next {
                     if let Some(before) = before {
@@ -343,8 +359,37 @@ impl Endpoint {
         }
     }
 
+    /// Notes which connection an IKE SA belongs to.
+    fn index_connection(&mut self, id: IkeSaId, name: Option<String>) {
+        if self.connection_of.get(&id) == name.as_ref() {
+            return;
+        }
+        if let Some(old) = self.connection_of.remove(&id)
+            && let Some(set) = self.by_connection.get_mut(&old)
+        {
+            set.remove(&id);
+            if set.is_empty() {
+                self.by_connection.remove(&old);
+            }
+        }
+        if let Some(name) = name {
+            self.by_connection
+                .entry(name.clone())
+                .or_default()
+                .insert(id);
+            self.connection_of.insert(id, name);
+        }
+    }
+
+    /// The IKE SAs of a connection.
+    fn of_connection(&self, name: &str) -> Vec<IkeSaId> {
+        let set = self.by_connection.get(name);
+        set.into_iter().flatten().copied().collect()
+    }
+
     /// Adds an IKE SA.
     fn adopt(&mut self, sa: Box<IkeSa>) {
+        self.index_connection(sa.id, sa.connection_name());
         self.touched.insert(sa.id);
         self.sas.insert(sa.id, sa);
     }
@@ -353,6 +398,7 @@ impl Endpoint {
         let Some(sa) = self.sas.remove(&id) else {
             return;
         };
+        self.index_connection(id, None);
         if let Some(at) = self.armed.remove(&id) {
             self.deadlines.remove(&(at, id));
         }
@@ -392,18 +438,18 @@ impl Endpoint {
         if !self.env.settings.reuse_ikesa {
             return None;
         }
-        self.sas
-            .values()
+        self.by_connection
+            .get(connection)?
+            .iter()
+            .filter_map(|id| self.sas.get(id))
             .filter(|sa| {
-                sa.conn.as_ref().is_some_and(|conn| conn.name == connection)
-                    && matches!(
-                        sa.state,
-                        IkeState::Created
-                            | IkeState::Connecting
-                            | IkeState::Established
-                            | IkeState::Rekeying
-                    )
-                    && (sa.initiator || sa.is_established())
+                matches!(
+                    sa.state,
+                    IkeState::Created
+                        | IkeState::Connecting
+                        | IkeState::Established
+                        | IkeState::Rekeying
+                ) && (sa.initiator || sa.is_established())
                     && !sa.dead
             })
             .max_by_key(|sa| (sa.is_established(), sa.id))
@@ -424,9 +470,10 @@ fn has_child(sa: &IkeSa, name: &str) -> bool {
 
 fn is_making_child(sa: &IkeSa, name: &str) -> bool {
     let queued = sa.queue.iter().any(|task| match task {
-        Task::CreateChild { conn, index } => {
-            conn.children.get(*index).is_some_and(|child| child.name == name)
-        }
+        Task::CreateChild { conn, index } => conn
+            .children
+            .get(*index)
+            .is_some_and(|child| child.name == name),
         _ => false,
     });
     queued

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use swanherd_config::model::{AuthMethod as Configured, AuthRound, Connection, SendCert, SharedKind};
+use swanherd_config::model::{
+    AuthMethod as Configured, AuthRound, Connection, SendCert, SharedKind,
+};
 use swanherd_ipsec::{Identity, Secret};
 
 use super::IkeSa;
@@ -67,13 +69,18 @@ pub(crate) fn unsupported(conn: &Connection) -> Option<String> {
     if conn.local.len() > 1 || conn.remote.len() > 1 {
         return Some("more than one authentication round is not supported".to_owned());
     }
-    for (side, round) in [("local", conn.local.first()), ("remote", conn.remote.first())] {
+    for (side, round) in [
+        ("local", conn.local.first()),
+        ("remote", conn.remote.first()),
+    ] {
         if let Some(AuthRound {
             auth: Configured::Eap(method),
             ..
         }) = round
         {
-            return Some(format!("{side} authentication by {method} is not supported"));
+            return Some(format!(
+                "{side} authentication by {method} is not supported"
+            ));
         }
     }
     None
@@ -96,7 +103,12 @@ impl IkeSa {
             .unwrap_or_else(|| Identity::from_ip(self.local.ip()))
     }
 
-    fn octets(&self, transcript: &Transcript, of_initiator: bool, id: &Identity) -> Option<Vec<u8>> {
+    fn octets(
+        &self,
+        transcript: &Transcript,
+        of_initiator: bool,
+        id: &Identity,
+    ) -> Option<Vec<u8>> {
         let (suite, keys) = (self.suite?, self.keys.as_ref()?);
         let prf = Prf::new(suite.prf).ok()?;
         let body = crate::wire::id::body(id);

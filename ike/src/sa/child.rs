@@ -156,7 +156,13 @@ impl ChildSa {
         })
     }
 
-    fn entry(&self, direction: Direction, keys: SaKeys, lifetime: Lifetime, window: u32) -> SaEntry {
+    fn entry(
+        &self,
+        direction: Direction,
+        keys: SaKeys,
+        lifetime: Lifetime,
+        window: u32,
+    ) -> SaEntry {
         let cfg = self.cfg();
         let outbound = direction == Direction::Out;
         let (spi, src, dst) = if outbound {
@@ -365,6 +371,10 @@ impl IkeSa {
     }
 
     /// Installs what was agreed. `initiated` is whether this side initiated the exchange.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "everything that an installation rests on"
+    )]
     pub(crate) fn install_child(
         &mut self,
         env: &mut Env,
@@ -400,8 +410,13 @@ impl IkeSa {
             Duration::from_millis(env.rng.below(millis.saturating_add(1)))
         };
         let jitter = below(env, cfg.rand_time);
-        child.rekey_at = (!cfg.rekey_time.is_zero())
-            .then(|| now.instant + cfg.rekey_time.saturating_sub(jitter).max(Duration::from_secs(1)));
+        child.rekey_at = (!cfg.rekey_time.is_zero()).then(|| {
+            now.instant
+                + cfg
+                    .rekey_time
+                    .saturating_sub(jitter)
+                    .max(Duration::from_secs(1))
+        });
         child.expires_at = (!cfg.life_time.is_zero()).then(|| now.instant + cfg.life_time);
         let soft = |env: &mut Env, at: u64, random: u64| {
             let random = env.rng.below(random.saturating_add(1));
@@ -491,7 +506,11 @@ impl IkeSa {
             child.spi_out,
             super::narrow::describe(&child.local_ts),
             super::narrow::describe(&child.remote_ts),
-            if child.encap.is_some() { ", in UDP" } else { "" },
+            if child.encap.is_some() {
+                ", in UDP"
+            } else {
+                ""
+            },
         );
         let (connection, name) = (child.conn.name.clone(), child.cfg().name.clone());
         if announce {
@@ -692,10 +711,7 @@ fn resolve_if_id(env: &mut Env, id_in: IfId, id_out: IfId, inherited: (u32, u32)
         IfId::Unique => *shared.get_or_insert_with(|| env.new_unique()),
         IfId::UniqueDir => env.new_unique(),
     };
-    (
-        one(env, id_in, inherited.0),
-        one(env, id_out, inherited.1),
-    )
+    (one(env, id_in, inherited.0), one(env, id_out, inherited.1))
 }
 
 fn resolve_marks(

@@ -242,8 +242,7 @@ impl IkeSa {
             return Err(invalid("the peer's request lacks SA or traffic selectors"));
         };
         let (local, remote) = (self.local.ip(), self.remote.ip());
-        let mut fitting: Vec<(bool, usize, Vec<TrafficSelector>, Vec<TrafficSelector>, Mode)> =
-            Vec::new();
+        let mut fitting: Vec<Fitting> = Vec::new();
         for (index, child) in conn.children.iter().enumerate() {
             if only.is_some_and(|only| only != index) {
                 continue;
@@ -264,7 +263,13 @@ impl IkeSa {
             }
             let whole = narrow::covers(&local_ts, &theirs_local)
                 && narrow::covers(&remote_ts, &theirs_remote);
-            fitting.push((!whole, index, local_ts, remote_ts, mode));
+            fitting.push(Fitting {
+                narrowed: !whole,
+                index,
+                local_ts,
+                remote_ts,
+                mode,
+            });
         }
         if fitting.is_empty() {
             env.event(Event::Alert {
@@ -282,10 +287,10 @@ impl IkeSa {
                 ),
             ));
         }
-        fitting.sort_by_key(|(narrowed, index, ..)| (*narrowed, *index));
+        fitting.sort_by_key(|fit| (fit.narrowed, fit.index));
         let theirs: Vec<Proposal> = sa.proposals.iter().map(|p| p.proposal.clone()).collect();
-        for (_, index, local_ts, remote_ts, mode) in fitting {
-            let Some(child) = conn.children.get(index) else {
+        for fit in fitting {
+            let Some(child) = conn.children.get(fit.index) else {
                 continue;
             };
             let ours = usable_child_proposals(env, child);
@@ -299,13 +304,13 @@ impl IkeSa {
             let spi_out = offered.child_spi().filter(|spi| *spi != 0);
             let spi_out = spi_out.ok_or_else(|| invalid("a proposal of the peer has no SPI"))?;
             return Ok(Selected {
-                index,
+                index: fit.index,
                 number: offered.number,
                 spi_out,
                 chosen,
-                local_ts,
-                remote_ts,
-                mode,
+                local_ts: fit.local_ts,
+                remote_ts: fit.remote_ts,
+                mode: fit.mode,
             });
         }
         env.event(Event::Alert {
@@ -415,6 +420,16 @@ pub(crate) fn usable_ike_proposals(env: &Env, proposals: &[Proposal]) -> Vec<Pro
             })
         })
         .collect()
+}
+
+/// A child whose selectors meet those of the peer's offer.
+struct Fitting {
+    /// Less than the peer wants.
+    narrowed: bool,
+    index: usize,
+    local_ts: Vec<TrafficSelector>,
+    remote_ts: Vec<TrafficSelector>,
+    mode: Mode,
 }
 
 /// A notify without data.

@@ -70,6 +70,12 @@ pub(crate) enum Creating {
         negotiation: Box<Negotiation>,
         nonce_r: Vec<u8>,
     },
+    /// The end of the peer's own rekeying of the same child, which is being answered: only then
+    /// can be said which of the two children is the successor.
+    Rival {
+        negotiation: Box<Negotiation>,
+        nonce_r: Vec<u8>,
+    },
 }
 
 impl Creating {
@@ -78,7 +84,8 @@ impl Creating {
             Self::Preparation { negotiation, .. }
             | Self::Response { negotiation, .. }
             | Self::SharedSecret { negotiation, .. }
-            | Self::Installation { negotiation, .. } => negotiation,
+            | Self::Installation { negotiation, .. }
+            | Self::Rival { negotiation, .. } => negotiation,
         }
     }
 
@@ -87,7 +94,8 @@ impl Creating {
             Self::Preparation { negotiation, .. }
             | Self::Response { negotiation, .. }
             | Self::SharedSecret { negotiation, .. }
-            | Self::Installation { negotiation, .. } => negotiation,
+            | Self::Installation { negotiation, .. }
+            | Self::Rival { negotiation, .. } => negotiation,
         }
     }
 
@@ -340,7 +348,11 @@ impl IkeSa {
             }
         };
         let invalid = |text: &str| {
-            ChildFailure::new(FailureReason::PeerMisbehaved, NotifyType::InvalidSyntax, text)
+            ChildFailure::new(
+                FailureReason::PeerMisbehaved,
+                NotifyType::InvalidSyntax,
+                text,
+            )
         };
         let Some(nonce_r) = answer.nonce else {
             self.discard_agreed(env, now, id);
@@ -392,8 +404,8 @@ impl IkeSa {
                         .iter()
                         .any(|p| p.transforms.contains(&Transform::KeyExchange(method)))
                 };
-                let acceptable = wanted
-                    .filter(|method| offered(*method) && Some(*method) != negotiation.method);
+                let acceptable =
+                    wanted.filter(|method| offered(*method) && Some(*method) != negotiation.method);
                 if let Some(method) = acceptable {
                     self.log(
                         env,
@@ -608,8 +620,7 @@ impl IkeSa {
         match self.child_keys(&suite, shared, &negotiation.nonce, &nonce_r) {
             Ok(keys) => {
                 let slot = Slot::Active;
-                let installing =
-                    self.install_child(env, now, id, keys, true, Outbound::Now, slot);
+                let installing = self.install_child(env, now, id, keys, true, Outbound::Now, slot);
                 self.active = Active::CreatingChild(Box::new(Creating::Installation {
                     installing,
                     negotiation,
@@ -670,6 +681,26 @@ impl IkeSa {
             self.announce_rekey(env, old, id);
             self.rekeyed_from(old);
             self.enqueue(Task::DeleteChild(old));
+        }
+    }
+
+    /// Whether the peer's request to rekey this child is being answered.
+    fn answers_rekey_of(&self, old: Option<ChildSaId>) -> bool {
+        matches!(&self.passive, Passive::CreatingChild(answering)
+            if old.is_some() && answering.draft().rekeys == old)
+    }
+
+    /// The peer's own rekeying has been answered, in whatever way.
+    pub(crate) fn rival_child_answered(&mut self, env: &mut Env, now: Now) {
+        match std::mem::replace(&mut self.active, Active::Idle) {
+            Active::CreatingChild(state) => match *state {
+                Creating::Rival {
+                    negotiation,
+                    nonce_r,
+                } => self.created(env, now, *negotiation, &nonce_r),
+                other => self.active = Active::CreatingChild(Box::new(other)),
+            },
+            other => self.active = other,
         }
     }
 
@@ -765,6 +796,12 @@ impl IkeSa {
                         nonce_r,
                     }));
                 }
+                Some(Ok(())) if self.answers_rekey_of(negotiation.rekeys) => {
+                    self.active = Active::CreatingChild(Box::new(Creating::Rival {
+                        negotiation,
+                        nonce_r,
+                    }));
+                }
                 Some(Ok(())) => self.created(env, now, *negotiation, &nonce_r),
                 Some(Err(error)) => {
                     self.discard_agreed(env, now, negotiation.child);
@@ -824,7 +861,12 @@ impl IkeSa {
         let busy = self.state != IkeState::Established
             || matches!(self.active, Active::Rekeying(_) | Active::DeletingIke);
         if busy {
-            self.refuse_child(env, now, NotifyType::TemporaryFailure, "the IKE_SA is being replaced");
+            self.refuse_child(
+                env,
+                now,
+                NotifyType::TemporaryFailure,
+                "the IKE_SA is being replaced",
+            );
             return;
         }
         if self.children.len() >= MAX_CHILDREN {
@@ -898,8 +940,8 @@ impl IkeSa {
         self.apply_selected(child, &selected);
         let spi = self.alloc_spi(env, child, Slot::Passive);
         let secret = job.map(|job| env.compute(self.id, Slot::Passive, job));
-        self.passive = Passive::CreatingChild(Box::new(Answering::Preparation(Box::new(
-            AnswerDraft {
+        self.passive =
+            Passive::CreatingChild(Box::new(Answering::Preparation(Box::new(AnswerDraft {
                 child,
                 rekeys,
                 selected,
@@ -908,8 +950,7 @@ impl IkeSa {
                 exchanged: None,
                 nonce_i,
                 nonce_r: env.rng.bytes(NONCE_LEN),
-            },
-        ))));
+            }))));
         self.changed(env);
     }
 
@@ -973,10 +1014,9 @@ impl IkeSa {
                     }
                 }
             }
-            (
-                Answering::Preparation(mut draft),
-                Answer::Computed(Computed::Responded(result)),
-            ) if draft.secret == Some(token) => {
+            (Answering::Preparation(mut draft), Answer::Computed(Computed::Responded(result)))
+                if draft.secret == Some(token) =>
+            {
                 draft.secret = None;
                 match result {
                     Ok(exchanged) => {
@@ -1001,8 +1041,10 @@ impl IkeSa {
                 Answer::Plane(result),
             ) => match installing.answer(token, result) {
                 None => {
-                    self.passive =
-                        Passive::CreatingChild(Box::new(Answering::Installation { installing, draft }));
+                    self.passive = Passive::CreatingChild(Box::new(Answering::Installation {
+                        installing,
+                        draft,
+                    }));
                 }
                 Some(Ok(())) => self.answer_created(env, now, *draft),
                 Some(Err(error)) => {
@@ -1027,6 +1069,7 @@ impl IkeSa {
     ) {
         self.remove_child(env, draft.child);
         self.refuse_child(env, now, failure.notify, &failure.text);
+        self.rival_child_answered(env, now);
     }
 
     fn continue_answer(&mut self, env: &mut Env, now: Now, draft: Box<AnswerDraft>) {
@@ -1097,6 +1140,7 @@ impl IkeSa {
         {
             let lower = draft.nonce_i.min(draft.nonce_r);
             creating.negotiation_mut().collision = Some((draft.child, lower));
+            self.rival_child_answered(env, now);
             return;
         }
         self.announce_rekey(env, old, draft.child);

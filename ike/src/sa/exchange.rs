@@ -8,10 +8,12 @@ use super::IkeSa;
 use super::env::Env;
 use super::protect::max_message_len;
 use super::timers::Timer;
-use crate::api::{Action, Counter, Event, Exchange, FailureReason, LogGroup, Now, Settings, Transmit};
+use crate::api::{
+    Action, Counter, Event, Exchange, FailureReason, LogGroup, Now, Settings, Transmit,
+};
 use crate::crypto::Rng;
 use crate::crypto::hash::sha1;
-use crate::wire::{ExchangeType, Flags, Header, Payload};
+use crate::wire::{ExchangeType, Flags, Header, Message, Payload};
 
 /// Requests of this side.
 #[derive(Debug, Default)]
@@ -114,18 +116,30 @@ impl IkeSa {
     ) -> bool {
         let message_id = self.outbound.next_id;
         let header = self.header(exchange, message_id, false);
+        self.log_sending(env, header, payloads);
         match self.seal(env, &header, payloads) {
             Ok(datagrams) => {
                 self.launch(env, now, exchange, datagrams);
                 true
             }
             Err(error) => {
-                self.fail(env, now, FailureReason::PeerMisbehaved, format!(
-                    "{exchange} request could not be written: {error}"
-                ));
+                self.fail(
+                    env,
+                    now,
+                    FailureReason::PeerMisbehaved,
+                    format!("{exchange} request could not be written: {error}"),
+                );
                 false
             }
         }
+    }
+
+    fn log_sending(&self, env: &mut Env, header: Header, payloads: &[Payload]) {
+        let shown = Message {
+            header,
+            payloads: payloads.to_vec(),
+        };
+        self.log(env, LogGroup::Enc, 1, format!("sending {shown}"));
     }
 
     /// Sends the datagrams of a new request, and goes on sending them until there is a response.
@@ -156,6 +170,7 @@ impl IkeSa {
             return;
         };
         let header = self.header(exchange, message_id, true);
+        self.log_sending(env, header, payloads);
         match self.seal(env, &header, payloads) {
             Ok(datagrams) => self.respond(env, now, datagrams),
             Err(error) => self.fail(
@@ -282,16 +297,18 @@ impl IkeSa {
         payloads: &[Payload],
     ) -> Result<Vec<Vec<u8>>, super::protect::ProtectError> {
         use swanherd_config::model::Fragmentation;
-        let rule = self.conn.as_ref().map_or(Fragmentation::Yes, |c| c.fragmentation);
+        let rule = self
+            .conn
+            .as_ref()
+            .map_or(Fragmentation::Yes, |c| c.fragmentation);
         let fragment = match rule {
             Fragmentation::Force => true,
             Fragmentation::Yes => self.peer.fragmentation,
             Fragmentation::Accept | Fragmentation::No => false,
         };
         let marker = self.remote.port() != 500;
-        let max_len = fragment.then(|| {
-            max_message_len(env.settings.fragment_size, self.remote.is_ipv4(), marker)
-        });
+        let max_len = fragment
+            .then(|| max_message_len(env.settings.fragment_size, self.remote.is_ipv4(), marker));
         let Some(protection) = self.protection.as_mut() else {
             return Err(crate::crypto::CryptoError::KeyLength.into());
         };

@@ -58,7 +58,11 @@ impl IkeSa {
                 return;
             }
         } else if header.message_id.wrapping_add(1) == self.inbound.expected_id {
-            if self.inbound.cached(header.message_id, &datagram.payload).is_some() {
+            if self
+                .inbound
+                .cached(header.message_id, &datagram.payload)
+                .is_some()
+            {
                 self.log(
                     env,
                     LogGroup::Ike,
@@ -199,7 +203,11 @@ impl IkeSa {
         self.inbound.current = sha1(&datagram.payload);
         self.begin_request(now, message.header.message_id, message.header.exchange);
         let data = Vec::new();
-        self.refuse(env, now, NotifyPayload::new(NotifyType::InvalidSyntax, data));
+        self.refuse(
+            env,
+            now,
+            NotifyPayload::new(NotifyType::InvalidSyntax, data),
+        );
     }
 
     /// Answers the request that is being worked on with an error.
@@ -234,17 +242,11 @@ impl IkeSa {
             }
             (
                 ExchangeType::Informational,
-                IkeState::Established
-                | IkeState::Rekeying
-                | IkeState::Rekeyed
-                | IkeState::Deleting,
+                IkeState::Established | IkeState::Rekeying | IkeState::Rekeyed | IkeState::Deleting,
             ) => self.handle_informational(env, now, payloads),
             (
                 ExchangeType::CreateChildSa,
-                IkeState::Established
-                | IkeState::Rekeying
-                | IkeState::Rekeyed
-                | IkeState::Deleting,
+                IkeState::Established | IkeState::Rekeying | IkeState::Rekeyed | IkeState::Deleting,
             ) => self.handle_create_child(env, now, payloads),
             _ => {
                 self.log(

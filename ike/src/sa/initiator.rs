@@ -163,7 +163,10 @@ impl IkeSa {
                 env,
                 LogGroup::Cfg,
                 0,
-                format!("virtual addresses of {} are not requested: not supported", conn.name),
+                format!(
+                    "virtual addresses of {} are not requested: not supported",
+                    conn.name
+                ),
             );
         }
         if let Some(pattern) = auth::remote_round(conn).and_then(|round| round.id.as_ref()) {
@@ -271,7 +274,8 @@ impl IkeSa {
                 let seed = env.rng.seed();
                 let token = env.compute(self.id, Slot::Active, Job::Generate { method, seed });
                 let setup = Box::new(setup);
-                self.active = Active::Initiating(Box::new(Initiating::PrivateValue { token, setup }));
+                self.active =
+                    Active::Initiating(Box::new(Initiating::PrivateValue { token, setup }));
             }
             Err(error) => self.fail(env, now, FailureReason::Unsupported, error.to_string()),
         }
@@ -327,7 +331,8 @@ impl IkeSa {
                 setup.request.clone_from(&raw);
                 self.outbound.next_id = 0;
                 self.launch(env, now, ExchangeType::IkeSaInit, vec![raw]);
-                self.active = Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
+                self.active =
+                    Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
             }
             Err(error) => self.fail(env, now, FailureReason::Unsupported, error.to_string()),
         }
@@ -418,7 +423,8 @@ impl IkeSa {
         setup.restarts += 1;
         if let Some(cookie) = message.notify(NotifyType::Cookie) {
             if cookie.data.is_empty() || cookie.data.len() > 64 {
-                self.active = Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
+                self.active =
+                    Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
                 return;
             }
             self.landed();
@@ -569,7 +575,7 @@ impl IkeSa {
         Ok(())
     }
 
-    fn prepare_auth(&mut self, env: &mut Env, now: Now, agreed: Box<Agreed>) {
+    fn prepare_auth(&mut self, env: &mut Env, now: Now, agreed: Agreed) {
         let Some(conn) = self.conn.clone() else {
             return;
         };
@@ -660,7 +666,9 @@ impl IkeSa {
         let alone = !env
             .by_identities
             .contains_key(&(self.local_id.clone(), self.remote_id.clone()));
-        if alone && self.supersedes.is_none() && conn.unique != swanherd_config::model::Unique::Never
+        if alone
+            && self.supersedes.is_none()
+            && conn.unique != swanherd_config::model::Unique::Never
         {
             payloads.push(notify(NotifyType::InitialContact));
         }
@@ -677,12 +685,7 @@ impl IkeSa {
             }
             payloads.extend(self.offer_child(id, &proposals));
         }
-        let shown = Message {
-            header: self.header(ExchangeType::IkeAuth, 1, false),
-            payloads,
-        };
-        self.log(env, LogGroup::Enc, 1, format!("sending {shown}"));
-        if self.send_request(env, now, ExchangeType::IkeAuth, &shown.payloads) {
+        if self.send_request(env, now, ExchangeType::IkeAuth, &payloads) {
             let wait = Box::new(AuthWait {
                 transcript,
                 child,
@@ -796,13 +799,8 @@ impl IkeSa {
             return;
         };
         let answer = ChildPayloads::of(payloads);
-        let accepted = self.accept_child(
-            env,
-            id,
-            &wait.proposals,
-            KeyExchangeRule::Ignore,
-            &answer,
-        );
+        let accepted =
+            self.accept_child(env, id, &wait.proposals, KeyExchangeRule::Ignore, &answer);
         let suite = match accepted {
             Ok(suite) => suite,
             Err(failure) => {
@@ -815,7 +813,12 @@ impl IkeSa {
                 return;
             }
         };
-        let keys = self.child_keys(&suite, None, &wait.transcript.nonce_i, &wait.transcript.nonce_r);
+        let keys = self.child_keys(
+            &suite,
+            None,
+            &wait.transcript.nonce_i,
+            &wait.transcript.nonce_r,
+        );
         let keys = match keys {
             Ok(keys) => keys,
             Err(failure) => {
@@ -824,8 +827,7 @@ impl IkeSa {
                 return;
             }
         };
-        let installing =
-            self.install_child(env, now, id, keys, true, Outbound::Now, Slot::Active);
+        let installing = self.install_child(env, now, id, keys, true, Outbound::Now, Slot::Active);
         self.active = Active::Initiating(Box::new(Initiating::Installation(installing)));
     }
 
@@ -905,7 +907,10 @@ impl IkeSa {
             env,
             LogGroup::Ike,
             0,
-            format!("establishing CHILD_SA {name}{{{id}}} failed: {}", failure.text),
+            format!(
+                "establishing CHILD_SA {name}{{{id}}} failed: {}",
+                failure.text
+            ),
         );
         let kind = match failure.reason {
             FailureReason::ChildProposalMismatch => Some("proposal-mismatch-child"),
@@ -1014,7 +1019,7 @@ impl IkeSa {
                         self.derive_keys(agreed.suite, &shared, nonce_i, nonce_r)
                     });
                 match derived {
-                    Ok(()) => self.prepare_auth(env, now, agreed),
+                    Ok(()) => self.prepare_auth(env, now, *agreed),
                     Err((reason, text)) => self.fail(env, now, reason, text),
                 }
             }
@@ -1110,7 +1115,12 @@ impl IkeSa {
                         if let Some(id) = preparation.child {
                             self.remove_child(env, id);
                         }
-                        self.fail(env, now, FailureReason::MissingCredentials, error.to_string());
+                        self.fail(
+                            env,
+                            now,
+                            FailureReason::MissingCredentials,
+                            error.to_string(),
+                        );
                         return None;
                     }
                 }
@@ -1171,5 +1181,8 @@ pub(crate) fn hash_notify() -> Payload {
         .iter()
         .flat_map(|hash| u16::from(*hash).to_be_bytes())
         .collect();
-    Payload::Notify(NotifyPayload::new(NotifyType::SignatureHashAlgorithms, data))
+    Payload::Notify(NotifyPayload::new(
+        NotifyType::SignatureHashAlgorithms,
+        data,
+    ))
 }

@@ -161,7 +161,12 @@ impl IkeSa {
     }
 
     /// The data plane sees the peer's packets come from elsewhere.
-    pub(crate) fn mapping_changed(&mut self, env: &mut Env, now: Now, remote: std::net::SocketAddr) {
+    pub(crate) fn mapping_changed(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        remote: std::net::SocketAddr,
+    ) {
         if !self.nat.remote || self.remote == remote || !self.is_established() {
             return;
         }
@@ -172,7 +177,10 @@ impl IkeSa {
             env,
             LogGroup::Knl,
             1,
-            format!("the peer's NAT mapping changed from {} to {remote}", self.remote),
+            format!(
+                "the peer's NAT mapping changed from {} to {remote}",
+                self.remote
+            ),
         );
         self.remote = remote;
         self.move_children(env);
@@ -183,7 +191,12 @@ impl IkeSa {
     /// The IKE SA that was to take over by reauthentication did not come to be.
     pub(crate) fn retry_reauth(&mut self, env: &mut Env, now: Now) {
         if self.state == IkeState::Established {
-            self.log(env, LogGroup::Ike, 0, "reauthentication failed, it is tried again");
+            self.log(
+                env,
+                LogGroup::Ike,
+                0,
+                "reauthentication failed, it is tried again",
+            );
             self.timers
                 .set(Timer::Reauth, now.instant + Duration::from_secs(30));
         }
@@ -248,8 +261,7 @@ impl IkeSa {
             }
             let (install, rekey) = (
                 due(child.install_out_at),
-                child.state == ChildState::Installed
-                    && due(child.retry_at.or(child.rekey_at)),
+                child.state == ChildState::Installed && due(child.retry_at.or(child.rekey_at)),
             );
             if install {
                 self.install_outbound(env, id);
@@ -304,6 +316,7 @@ impl IkeSa {
         let notify = NotifyPayload::new(NotifyType::TemporaryFailure, Vec::new());
         self.refuse(env, now, notify);
         self.rival_answered(env, now);
+        self.rival_child_answered(env, now);
     }
 
     /// Forgets what was being answered, and removes a child that was being made for it.
@@ -341,7 +354,12 @@ impl IkeSa {
 
     /// The lifetime of the IKE SA is over.
     fn expire(&mut self, env: &mut Env, now: Now) {
-        self.log(env, LogGroup::Ike, 1, "IKE_SA has reached the end of its lifetime");
+        self.log(
+            env,
+            LogGroup::Ike,
+            1,
+            "IKE_SA has reached the end of its lifetime",
+        );
         self.failure = Some((
             FailureReason::Expired,
             "the lifetime of the IKE_SA is over".to_owned(),
@@ -386,7 +404,8 @@ impl IkeSa {
             0,
             format!(
                 "IKE_SA {}[{}] with {} {what}: {text}",
-                self.connection_name().unwrap_or_else(|| "(unnamed)".to_owned()),
+                self.connection_name()
+                    .unwrap_or_else(|| "(unnamed)".to_owned()),
                 self.id,
                 self.peer_text()
             ),
@@ -455,7 +474,7 @@ impl IkeSa {
                 child.index == index && child.conn.name == conn.name && child.is_live()
             });
             let wanted = self.queue.iter().any(|task| task.wants_child(index));
-            if !had && !(wanted || !self.announced) {
+            if !had && !wanted && self.announced {
                 continue;
             }
             let action = if reason == FailureReason::PeerDeleted {

@@ -276,8 +276,14 @@ impl IkeSa {
             nat_fake: self.nat.fake,
             suite: self.suite,
             established: self.established,
-            rekey_at: self.timers.get(timers::Timer::Rekey).filter(|_| established),
-            reauth_at: self.timers.get(timers::Timer::Reauth).filter(|_| established),
+            rekey_at: self
+                .timers
+                .get(timers::Timer::Rekey)
+                .filter(|_| established),
+            reauth_at: self
+                .timers
+                .get(timers::Timer::Reauth)
+                .filter(|_| established),
             tasks_queued: self.queue.iter().map(Task::name).collect(),
             tasks_active: self.active_tasks(),
             tasks_passive: self.passive_tasks(),
@@ -322,7 +328,9 @@ impl IkeSa {
         }
         let left = match slot {
             Slot::Active => match std::mem::replace(&mut self.active, Active::Idle) {
-                Active::Initiating(state) => self.initiating_answer(env, now, *state, token, answer),
+                Active::Initiating(state) => {
+                    self.initiating_answer(env, now, *state, token, answer)
+                }
                 Active::CreatingChild(state) => {
                     self.creating_answer(env, now, *state, token, answer)
                 }
@@ -361,7 +369,10 @@ impl IkeSa {
         let Answer::Plane(Err(error)) = answer else {
             return None;
         };
-        let name = self.children.get(&id).map(|child| child.cfg().name.clone())?;
+        let name = self
+            .children
+            .get(&id)
+            .map(|child| child.cfg().name.clone())?;
         self.log(
             env,
             LogGroup::Knl,

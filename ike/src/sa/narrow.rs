@@ -124,7 +124,10 @@ mod tests {
         let ours = [net("10.0.0.0", 8), net("192.0.2.0", 24)];
         let theirs = [net("10.1.0.0", 16), net("0.0.0.0", 0)];
 
-        assert_eq!(narrow(&ours, &theirs), vec![net("10.0.0.0", 8), net("192.0.2.0", 24)]);
+        assert_eq!(
+            narrow(&ours, &theirs),
+            vec![net("10.0.0.0", 8), net("192.0.2.0", 24)]
+        );
         assert_eq!(narrow(&ours[..1], &theirs[..1]), vec![net("10.1.0.0", 16)]);
         assert!(narrow(&ours[1..], &theirs[..1]).is_empty());
     }

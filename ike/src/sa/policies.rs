@@ -41,12 +41,18 @@ struct Holder {
 #[derive(Debug)]
 pub(crate) struct PolicyBook {
     base: u32,
+    next_reqid: u32,
     next_set: u32,
-    reqids: BTreeSet<u32>,
+    /// Request ids that were given back.
+    free: BTreeSet<u32>,
+    /// Policy sets by request id.
+    by_reqid: BTreeMap<u32, BTreeSet<u32>>,
     holders: BTreeMap<u32, Holder>,
     by_key: BTreeMap<Key, u32>,
     /// The first request id that a child of a connection got; it gets that one again.
     stable: BTreeMap<(String, String), u32>,
+    /// The children that remember a request id.
+    remembered: BTreeMap<u32, (String, String)>,
     /// Traps by connection and child.
     traps: BTreeMap<(String, String), Group>,
 }
@@ -55,11 +61,14 @@ impl PolicyBook {
     pub(crate) fn new(base: u32) -> Self {
         Self {
             base: base.max(1),
+            next_reqid: base.max(1),
             next_set: 0,
-            reqids: BTreeSet::new(),
+            free: BTreeSet::new(),
+            by_reqid: BTreeMap::new(),
             holders: BTreeMap::new(),
             by_key: BTreeMap::new(),
             stable: BTreeMap::new(),
+            remembered: BTreeMap::new(),
             traps: BTreeMap::new(),
         }
     }
@@ -78,7 +87,11 @@ impl PolicyBook {
             child: child.to_owned(),
             peer: peer.clone(),
         };
-        if let Some(holder) = self.by_key.get(&key).and_then(|set| self.holders.get_mut(set)) {
+        if let Some(holder) = self
+            .by_key
+            .get(&key)
+            .and_then(|set| self.holders.get_mut(set))
+        {
             holder.users.insert(user);
             return holder.group;
         }
@@ -94,6 +107,7 @@ impl PolicyBook {
             set: self.next_set,
         };
         self.by_key.insert(key.clone(), group.set);
+        self.by_reqid.entry(reqid).or_default().insert(group.set);
         self.holders.insert(
             group.set,
             Holder {
@@ -133,7 +147,13 @@ impl PolicyBook {
             let (reqid, key) = (holder.group.reqid, holder.key.clone());
             self.holders.remove(&set);
             self.by_key.remove(&key);
-            self.free(reqid);
+            if let Some(sets) = self.by_reqid.get_mut(&reqid) {
+                sets.remove(&set);
+                if sets.is_empty() {
+                    self.by_reqid.remove(&reqid);
+                    self.give_back(reqid);
+                }
+            }
         }
         match (installed, wanted) {
             (Some(_), None) => Some(Op::RemovePolicies(set)),
@@ -176,67 +196,61 @@ impl PolicyBook {
         let group = self
             .traps
             .remove(&(connection.to_owned(), child.to_owned()))?;
-        self.free(group.reqid);
         Some(Op::RemovePolicies(group.set))
     }
 
     /// Forgets all traps; returns the operations that remove them.
     pub(crate) fn untrap_all(&mut self) -> Vec<Op> {
-        let groups: Vec<Group> = std::mem::take(&mut self.traps).into_values().collect();
-        for group in &groups {
-            self.free(group.reqid);
-        }
-        groups
-            .into_iter()
+        std::mem::take(&mut self.traps)
+            .into_values()
             .map(|group| Op::RemovePolicies(group.set))
             .collect()
     }
 
     /// The connection and child that a request id belongs to.
     pub(crate) fn owner(&self, reqid: u32) -> Option<(String, String)> {
-        let trap = self.traps.iter().find(|(_, group)| group.reqid == reqid);
-        if let Some((name, _)) = trap {
-            return Some(name.clone());
+        let holder = self
+            .by_reqid
+            .get(&reqid)
+            .and_then(BTreeSet::first)
+            .and_then(|set| self.holders.get(set));
+        match holder {
+            Some(holder) => Some((holder.key.connection.clone(), holder.key.child.clone())),
+            None => self.remembered.get(&reqid).cloned().or_else(|| {
+                // A configured request id of a trap is remembered nowhere else.
+                let trap = self.traps.iter().find(|(_, group)| group.reqid == reqid)?;
+                Some(trap.0.clone())
+            }),
         }
-        self.holders
-            .values()
-            .find(|holder| holder.group.reqid == reqid)
-            .map(|holder| (holder.key.connection.clone(), holder.key.child.clone()))
     }
 
     /// The remembered request id of a child, if no other peer has it now, else a fresh one.
     fn stable_reqid(&mut self, name: (String, String)) -> u32 {
         if let Some(&reqid) = self.stable.get(&name) {
-            let taken = self
-                .holders
-                .values()
-                .any(|holder| holder.group.reqid == reqid);
-            if !taken {
-                return reqid;
+            if self.by_reqid.contains_key(&reqid) {
+                return self.fresh();
             }
-            return self.fresh();
+            return reqid;
         }
         let reqid = self.fresh();
+        self.remembered.insert(reqid, name.clone());
         self.stable.insert(name, reqid);
         reqid
     }
 
     fn fresh(&mut self) -> u32 {
-        let mut reqid = self.base;
-        for used in self.reqids.range(self.base..) {
-            if *used != reqid {
-                break;
-            }
-            reqid = reqid.saturating_add(1);
+        if let Some(reqid) = self.free.pop_first() {
+            return reqid;
         }
-        self.reqids.insert(reqid);
+        let reqid = self.next_reqid;
+        self.next_reqid = self.next_reqid.saturating_add(1);
         reqid
     }
 
-    /// Frees a request id that is not remembered for a child.
-    fn free(&mut self, reqid: u32) {
-        if !self.stable.values().any(|stable| *stable == reqid) {
-            self.reqids.remove(&reqid);
+    /// Frees a request id that was drawn and is not remembered for a child.
+    fn give_back(&mut self, reqid: u32) {
+        if reqid < self.next_reqid && reqid >= self.base && !self.remembered.contains_key(&reqid) {
+            self.free.insert(reqid);
         }
     }
 }

@@ -131,12 +131,10 @@ pub(crate) fn promote_key_exchange(proposals: &[Proposal], first: KeyExchangeId)
     let has = |p: &Proposal| p.transforms.contains(&Transform::KeyExchange(first));
     let mut out: Vec<Proposal> = proposals.iter().filter(|p| has(p)).cloned().collect();
     for proposal in &mut out {
-        proposal
-            .transforms
-            .sort_by_key(|t| match t {
-                Transform::KeyExchange(id) => (kind(t), u8::from(*id != first)),
-                _ => (kind(t), 0),
-            });
+        proposal.transforms.sort_by_key(|t| match t {
+            Transform::KeyExchange(id) => (kind(t), u8::from(*id != first)),
+            _ => (kind(t), 0),
+        });
     }
     out.extend(proposals.iter().filter(|p| !has(p)).cloned());
     out
@@ -180,8 +178,12 @@ fn pick<S>(
     try_pair: impl Fn(usize, &Proposal, &Proposal) -> Option<Chosen<S>>,
 ) -> Option<Chosen<S>> {
     if prefer_ours {
-        ours.iter()
-            .find_map(|a| theirs.iter().enumerate().find_map(|(i, b)| try_pair(i, a, b)))
+        ours.iter().find_map(|a| {
+            theirs
+                .iter()
+                .enumerate()
+                .find_map(|(i, b)| try_pair(i, a, b))
+        })
     } else {
         theirs
             .iter()
@@ -327,9 +329,8 @@ fn agree_with(
             .collect()
     };
     let (our_methods, their_methods) = (methods_of(ours), methods_of(theirs));
-    let optional = |methods: &[KeyExchangeId]| {
-        methods.is_empty() || methods.contains(&KeyExchangeId::None)
-    };
+    let optional =
+        |methods: &[KeyExchangeId]| methods.is_empty() || methods.contains(&KeyExchangeId::None);
     let key_exchange = match rule {
         KeyExchangeRule::Ignore => None,
         KeyExchangeRule::Negotiate => {
@@ -354,7 +355,10 @@ fn agree_with(
         let offered = |p: &Proposal| p.transforms.iter().filter_map(esn_of).next().is_some();
         match common(ours, theirs, prefer_ours, esn_of).first() {
             Some(esn) => Some(*esn),
-            None if !offered(theirs) && !ours.transforms.contains(&Transform::Esn(false)) && offered(ours) => {
+            None if !offered(theirs)
+                && !ours.transforms.contains(&Transform::Esn(false))
+                && offered(ours) =>
+            {
                 return None;
             }
             None if !offered(theirs) => None,
@@ -464,7 +468,10 @@ mod tests {
 
     #[test]
     fn a_cipher_without_its_key_length_is_not_chosen() {
-        let ours = [esp(&[AES128, Transform::Integrity(IntegrityId::HmacSha1_96)])];
+        let ours = [esp(&[
+            AES128,
+            Transform::Integrity(IntegrityId::HmacSha1_96),
+        ])];
         let theirs = [esp(&[
             Transform::Encryption {
                 id: EncryptionId::AesCbc,
@@ -511,10 +518,7 @@ mod tests {
         };
 
         assert_eq!(negotiate(&[GCM256, x25519], &[GCM256]), None);
-        assert_eq!(
-            negotiate(&[GCM256, x25519, none], &[GCM256]),
-            Some(None)
-        );
+        assert_eq!(negotiate(&[GCM256, x25519, none], &[GCM256]), Some(None));
         assert_eq!(
             negotiate(&[GCM256, x25519, none], &[GCM256, x25519]),
             Some(Some(KeyExchangeId::Curve25519))

@@ -100,6 +100,20 @@ impl Protection {
         Ok(out)
     }
 
+    /// A message with any octets inside.
+    #[cfg(fuzzing)]
+    pub(crate) fn seal_octets(
+        &mut self,
+        header: &Header,
+        first: PayloadType,
+        octets: Vec<u8>,
+        rng: &mut Rng,
+    ) -> Result<Vec<u8>, ProtectError> {
+        self.seal_one(header, octets, rng, |body| {
+            Payload::Sk(SkPayload { first, body })
+        })
+    }
+
     fn seal_one(
         &mut self,
         header: &Header,
@@ -286,7 +300,9 @@ mod tests {
             };
             let content = bob.open_fragment(raw, skf).unwrap();
             assert_eq!(whole, None);
-            whole = reassembly.add(&message.header, skf, content, 10_000).unwrap();
+            whole = reassembly
+                .add(&message.header, skf, content, 10_000)
+                .unwrap();
         }
         assert_eq!(whole, Some(payloads));
     }

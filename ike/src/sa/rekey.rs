@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
+use swanherd_ipsec::Secret;
 use swanherd_ipsec::proposal::{IkeSuite, Proposal};
 use swanherd_ipsec::registry::KeyExchangeId;
-use swanherd_ipsec::Secret;
 
 use super::child_offer::{ChildPayloads, notify, usable_ike_proposals};
 use super::env::{Env, Request, Slot};
@@ -357,7 +357,12 @@ impl IkeSa {
         if let Some(twin) = self.rekey_twin.take() {
             // Ours failed, the peer's did not: that one is the successor, and the peer deletes
             // this one.
-            self.log(env, LogGroup::Ike, 1, format!("own rekeying failed ({text}), the peer's stands"));
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                format!("own rekeying failed ({text}), the peer's stands"),
+            );
             self.hand_over(env, now, twin.sa);
             self.bound_delete(now, CLEANUP_LIMIT);
             return;
@@ -395,7 +400,7 @@ impl IkeSa {
         &mut self,
         env: &mut Env,
         now: Now,
-        mut new: Box<IkeSa>,
+        mut new: Box<Self>,
         nonce_i: &[u8],
         nonce_r: &[u8],
     ) {
@@ -409,7 +414,12 @@ impl IkeSa {
         // The SA made by the exchange with the lowest of the four nonces is the redundant one; its
         // initiator deletes it, and the other one deletes the old SA (RFC 7296 section 2.8.2).
         if nonce_i.min(nonce_r) < twin.nonce.as_slice() {
-            self.log(env, LogGroup::Ike, 1, "both sides rekeyed the IKE_SA; the peer's is kept");
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                "both sides rekeyed the IKE_SA; the peer's is kept",
+            );
             new.redundant = true;
             new.enqueue(Task::DeleteIke);
             new.bound_delete(now, CLEANUP_LIMIT);
@@ -419,7 +429,12 @@ impl IkeSa {
             self.hand_over(env, now, twin.sa);
             self.bound_delete(now, CLEANUP_LIMIT);
         } else {
-            self.log(env, LogGroup::Ike, 1, "both sides rekeyed the IKE_SA; ours is kept");
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                "both sides rekeyed the IKE_SA; ours is kept",
+            );
             twin.sa.redundant = true;
             twin.sa.state = IkeState::Rekeyed;
             twin.sa.bound_delete(now, CLEANUP_LIMIT);
@@ -431,7 +446,10 @@ impl IkeSa {
     }
 
     /// Makes the IKE SA that replaces this one, without children yet.
-    #[expect(clippy::too_many_arguments, reason = "the inputs of RFC 7296 section 2.18")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the inputs of RFC 7296 section 2.18"
+    )]
     fn successor_sa(
         &self,
         env: &mut Env,
@@ -478,7 +496,7 @@ impl IkeSa {
     }
 
     /// Gives children and tasks to the successor, tells the world, and keeps only the shell.
-    fn hand_over(&mut self, env: &mut Env, now: Now, mut new: Box<IkeSa>) {
+    fn hand_over(&mut self, env: &mut Env, now: Now, mut new: Box<Self>) {
         self.log(
             env,
             LogGroup::Ike,
@@ -515,7 +533,8 @@ impl IkeSa {
             }
         }
         new.delayed = std::mem::take(&mut self.delayed);
-        new.delayed.retain(|(_, task)| !matches!(task, Task::RekeyIke));
+        new.delayed
+            .retain(|(_, task)| !matches!(task, Task::RekeyIke));
         new.supersedes = self.supersedes.take();
         new.serve_delayed(now);
         new.arm_children(now);
@@ -646,8 +665,16 @@ impl IkeSa {
         let made = result.and_then(|(public, shared)| {
             let spis = (state.spi_i, state.spi_r);
             let nonces = (state.nonce_i.as_slice(), state.nonce_r.as_slice());
-            let new =
-                self.successor_sa(env, now, state.id, false, spis, state.suite, &shared, nonces)?;
+            let new = self.successor_sa(
+                env,
+                now,
+                state.id,
+                false,
+                spis,
+                state.suite,
+                &shared,
+                nonces,
+            )?;
             Ok((public, new))
         });
         let (public, new) = match made {

@@ -202,13 +202,19 @@ impl IkeSa {
         self.log(env, LogGroup::Enc, 1, format!("received {message}"));
         self.nat = nat::detect(message, self.spi_i, 0, self.local, self.remote);
         if self.nat.local || self.nat.remote {
-            let who = if self.nat.remote { "the peer" } else { "this side" };
+            let who = if self.nat.remote {
+                "the peer"
+            } else {
+                "this side"
+            };
             self.log(env, LogGroup::Ike, 1, format!("{who} is behind a NAT"));
         }
         self.half_open = true;
         env.half_open.add(self.remote.ip());
-        self.timers
-            .set(Timer::HalfOpen, now.instant + env.settings.half_open_timeout);
+        self.timers.set(
+            Timer::HalfOpen,
+            now.instant + env.settings.half_open_timeout,
+        );
         self.inbound.processing = Some((0, ExchangeType::IkeSaInit));
         self.inbound.current = sha1(&datagram.payload);
 
@@ -237,14 +243,21 @@ impl IkeSa {
                 let peer = accepted.ke.data;
                 let job = Job::Respond { method, seed, peer };
                 let token = env.compute(self.id, Slot::Passive, job);
-                self.passive = Passive::Responding(Box::new(Responding::SharedSecret { token, init }));
+                self.passive =
+                    Passive::Responding(Box::new(Responding::SharedSecret { token, init }));
             }
             Err(error) => self.fail(env, now, FailureReason::Unsupported, error.to_string()),
         }
         self.changed(env);
     }
 
-    fn send_init_response(&mut self, env: &mut Env, now: Now, init: Box<Init>, public: Vec<u8>) -> Option<Transcript> {
+    fn send_init_response(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        init: Init,
+        public: Vec<u8>,
+    ) -> Option<Transcript> {
         let nonce_r = env.rng.bytes(NONCE_LEN);
         let mut payloads = vec![
             Payload::Sa(SaPayload {
@@ -344,7 +357,8 @@ impl IkeSa {
             let text = format!(
                 "no connection matches {}[{}] and {}",
                 self.local.ip(),
-                id_r.as_ref().map_or("%any".to_owned(), display_identity),
+                id_r.as_ref()
+                    .map_or_else(|| "%any".to_owned(), display_identity),
                 self.peer_text()
             );
             self.refuse_auth(env, now, FailureReason::NoConfig, text);
@@ -420,10 +434,12 @@ impl IkeSa {
                 }
             }
         }
-        let (reason, text) = context.last.unwrap_or((
-            FailureReason::PeerAuthFailed,
-            "no connection accepts the peer".to_owned(),
-        ));
+        let (reason, text) = context.last.unwrap_or_else(|| {
+            (
+                FailureReason::PeerAuthFailed,
+                "no connection accepts the peer".to_owned(),
+            )
+        });
         self.refuse_auth(env, now, reason, text);
     }
 
@@ -541,7 +557,10 @@ impl IkeSa {
             env,
             LogGroup::Ike,
             0,
-            format!("CHILD_SA is refused with {}: {}", failure.notify, failure.text),
+            format!(
+                "CHILD_SA is refused with {}: {}",
+                failure.notify, failure.text
+            ),
         );
         self.conclude_auth(env, now, context);
         env.count(
@@ -591,7 +610,7 @@ impl IkeSa {
                     init,
                 },
                 Answer::Computed(Computed::Responded(result)),
-            ) if awaited == token => self.shared_secret_ready(env, now, init, result),
+            ) if awaited == token => self.shared_secret_ready(env, now, *init, result),
             (
                 Responding::Verification {
                     token: awaited,
@@ -698,7 +717,7 @@ impl IkeSa {
         &mut self,
         env: &mut Env,
         now: Now,
-        init: Box<Init>,
+        init: Init,
         result: Result<(Vec<u8>, swanherd_ipsec::Secret), crate::crypto::CryptoError>,
     ) {
         let (public, shared) = match result {
@@ -722,9 +741,8 @@ impl IkeSa {
         let derived = self.derive_keys(suite, &shared, &transcript.nonce_i, &transcript.nonce_r);
         match derived {
             Ok(()) => {
-                self.passive = Passive::Responding(Box::new(Responding::AuthRequest(Box::new(
-                    transcript,
-                ))));
+                self.passive =
+                    Passive::Responding(Box::new(Responding::AuthRequest(Box::new(transcript))));
             }
             Err((reason, text)) => self.fail(env, now, reason, text),
         }

@@ -90,7 +90,12 @@ fn a_cookie_is_given_back() {
 
     let id = pair.initiate("other", "net");
 
-    assert_eq!(pair.alice.done(id), Some(Ok(())), "{:#?}", pair.alice.logs());
+    assert_eq!(
+        pair.alice.done(id),
+        Some(Ok(())),
+        "{:#?}",
+        pair.alice.logs()
+    );
     assert!(pair.alice.logs().iter().any(|l| l.contains("cookie")));
 }
 
@@ -107,7 +112,12 @@ fn lost_messages_are_sent_again_and_answered_from_the_cache() {
     let id = pair.initiate("gw", "net");
     pair.pass(Duration::from_secs(60));
 
-    assert_eq!(pair.alice.done(id), Some(Ok(())), "{:#?}", pair.alice.logs());
+    assert_eq!(
+        pair.alice.done(id),
+        Some(Ok(())),
+        "{:#?}",
+        pair.alice.logs()
+    );
     assert_eq!(pair.bob.sas().len(), 1);
     assert_tunnel(&pair);
 }

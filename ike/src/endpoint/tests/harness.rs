@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use swanherd_config::identity::IdentityPattern;
 use swanherd_config::model::{
-    Action as ChildAction, AuthMethod, AuthRound, Child, ChildMode, Childless, Connection, CopyDscp,
-    Fragmentation, HostSpec, HwOffload, IfId, IkeVersion, MarkSpec, Revocation, SelectorSpec,
-    SendCert, SharedKind, SharedSecret, Unique,
+    Action as ChildAction, AuthMethod, AuthRound, Child, ChildMode, Childless, Connection,
+    CopyDscp, Fragmentation, HostSpec, HwOffload, IfId, IkeVersion, MarkSpec, Revocation,
+    SelectorSpec, SendCert, SharedKind, SharedSecret, Unique,
 };
 use swanherd_ipsec::plane::{Direction, Mode, Op, Outcome, PlaneError, SaEntry, SaId};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId, KeyExchangeId, PrfId};
@@ -156,7 +156,9 @@ impl Host {
         self.events
             .iter()
             .filter_map(|event| match event {
-                Event::IkeUpDown { up, .. } => Some(format!("ike {}", if *up { "up" } else { "down" })),
+                Event::IkeUpDown { up, .. } => {
+                    Some(format!("ike {}", if *up { "up" } else { "down" }))
+                }
                 Event::ChildUpDown { up, .. } => {
                     Some(format!("child {}", if *up { "up" } else { "down" }))
                 }
@@ -215,7 +217,9 @@ impl Pair {
     }
 
     pub(super) fn load(&mut self, alice: Connection, bob: Connection) {
-        self.alice.endpoint.load_connection(self.now, Arc::new(alice));
+        self.alice
+            .endpoint
+            .load_connection(self.now, Arc::new(alice));
         self.bob.endpoint.load_connection(self.now, Arc::new(bob));
         self.drive();
     }
@@ -251,7 +255,11 @@ impl Pair {
                 return;
             };
             if (self.filter)(to_bob, &datagram) {
-                let host = if to_bob { &mut self.bob } else { &mut self.alice };
+                let host = if to_bob {
+                    &mut self.bob
+                } else {
+                    &mut self.alice
+                };
                 host.endpoint.handle_datagram(self.now, datagram);
             }
         }
@@ -508,7 +516,12 @@ pub(super) fn connected() -> Pair {
     let mut pair = Pair::new();
     pair.load(alice(), bob());
     let id = pair.initiate("gw", "net");
-    assert_eq!(pair.alice.done(id), Some(Ok(())), "{:#?}", pair.alice.logs());
+    assert_eq!(
+        pair.alice.done(id),
+        Some(Ok(())),
+        "{:#?}",
+        pair.alice.logs()
+    );
     pair
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use swanherd_config::model::Action;
 
 use super::harness::*;
-use crate::api::{Command, ChildState, Event, IkeState, Selector};
+use crate::api::{ChildState, Command, Event, IkeState, Selector};
 
 const START: Action = Action {
     trap: false,
@@ -40,7 +40,10 @@ fn either_side_can_delete_the_ike_sa_and_nothing_is_left() {
         for host in [&pair.alice, &pair.bob] {
             assert!(host.sas().is_empty());
             assert!(host.plane.is_empty(), "{:?}", host.plane);
-            assert_eq!(host.story(), ["ike up", "child up", "ike down", "child down"]);
+            assert_eq!(
+                host.story(),
+                ["ike up", "child up", "ike down", "child down"]
+            );
         }
     }
 }
@@ -64,7 +67,9 @@ fn either_side_can_delete_a_child_and_the_ike_sa_stays() {
             assert_eq!(host.sa().state, IkeState::Established);
             assert_eq!(host.story(), ["ike up", "child up", "child down"]);
             let state = host.events.iter().rev().find_map(|event| match event {
-                Event::ChildUpDown { up: false, sa } => sa.children.values().next().map(|c| c.state),
+                Event::ChildUpDown { up: false, sa } => {
+                    sa.children.values().next().map(|c| c.state)
+                }
                 _ => None,
             });
             assert_eq!(state, Some(ChildState::Deleted));
@@ -100,7 +105,9 @@ fn commands_for_the_same_child_share_one_attempt() {
     let mut pair = Pair::new();
     pair.load(alice(), bob());
 
-    let ids: Vec<_> = (0..8).map(|_| pair.command(true, initiate("gw", "net"))).collect();
+    let ids: Vec<_> = (0..8)
+        .map(|_| pair.command(true, initiate("gw", "net")))
+        .collect();
     pair.drive();
 
     assert!(ids.iter().all(|id| pair.alice.done(*id) == Some(Ok(()))));
@@ -180,7 +187,9 @@ fn an_identical_definition_disturbs_nothing() {
     let sent = pair.sent;
 
     let now = pair.now;
-    pair.alice.endpoint.load_connection(now, std::sync::Arc::new(alice()));
+    pair.alice
+        .endpoint
+        .load_connection(now, std::sync::Arc::new(alice()));
     pair.drive();
 
     assert_eq!(pair.sent, sent);

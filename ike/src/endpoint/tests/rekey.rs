@@ -79,7 +79,12 @@ fn children_are_rekeyed_again_and_again_by_their_lifetime() {
     pair.pass(Duration::from_secs(3 * 3600 + 60));
 
     assert_settled(&mut pair);
-    let rekeys = pair.alice.story().iter().filter(|s| *s == "child rekey").count();
+    let rekeys = pair
+        .alice
+        .story()
+        .iter()
+        .filter(|s| *s == "child rekey")
+        .count();
     assert!(rekeys >= 3, "{:?}", pair.alice.story());
     assert!(!pair.alice.story().contains(&"child down".to_owned()));
 }
@@ -115,7 +120,13 @@ fn a_child_rekey_collision_survives_any_single_loss() {
         assert_settled(&mut pair);
         for host in [&pair.alice, &pair.bob] {
             let rekeys = host.story().iter().filter(|s| *s == "child rekey").count();
-            assert_eq!(rekeys, 1, "lost {lost}: {:?}\n{:#?}", host.story(), host.logs());
+            assert_eq!(
+                rekeys,
+                1,
+                "lost {lost}: {:?}\n{:#?}",
+                host.story(),
+                host.logs()
+            );
         }
     }
 }
@@ -165,7 +176,11 @@ fn both_sides_may_rekey_the_ike_sa_at_once() {
         let (a, b) = (pair.alice.sa(), pair.bob.sa());
         assert_eq!((a.spi_i, a.spi_r), (b.spi_i, b.spi_r), "lost {lost}");
         for host in [&pair.alice, &pair.bob] {
-            assert!(!host.story().iter().any(|s| s.contains("down")), "{:?}", host.story());
+            assert!(
+                !host.story().iter().any(|s| s.contains("down")),
+                "{:?}",
+                host.story()
+            );
         }
     }
 }
@@ -210,7 +225,14 @@ fn reauthentication_makes_before_it_breaks() {
     assert_settled(&mut pair);
     assert_eq!(
         pair.alice.story(),
-        ["ike up", "child up", "ike up", "child up", "ike down", "child down"]
+        [
+            "ike up",
+            "child up",
+            "ike up",
+            "child up",
+            "ike down",
+            "child down"
+        ]
     );
     let downs: Vec<_> = pair
         .alice
