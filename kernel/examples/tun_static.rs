@@ -5,13 +5,15 @@
 //! `tun_static a|b LOCAL REMOTE LOCAL_TS REMOTE_TS [SUITE] [key=value ...]`
 //!
 //! Selectors are `ADDRESS/LENGTH`. Suites: `aes128gcm`, `aes256gcm`, `chacha20`, `aes128cbc-sha1`,
-//! `aes256cbc-sha256`, `null-sha256`. Options: `soft_packets=N`, `hard_packets=N`, `trap=1`
+//! `aes256cbc-sha256`, `null-sha256`. Options: `soft_packets=N`, `hard_packets=N`, `soft_seconds=N`,
+//! `hard_seconds=N`, `trap=1`
 //! (policies without SAs), `esn=1`. Prints a line `ready DEVICE` on standard output, then each
 //! event; on end of input prints counters and drops, and cleans up.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use swanherd_ipsec::plane::{
     Direction, Lifetime, Mode, Op, PolicyAction, PolicySet, SaEntry, SaKeys, UdpEncap,
@@ -61,6 +63,8 @@ async fn run() -> Result<(), Error> {
     let lifetime = Lifetime {
         soft_packets: option("soft_packets")?,
         hard_packets: option("hard_packets")?,
+        soft_time: option("soft_seconds")?.map(Duration::from_secs),
+        hard_time: option("hard_seconds")?.map(Duration::from_secs),
         ..Lifetime::default()
     };
     let esn = option("esn")?.is_some();

@@ -195,13 +195,16 @@ impl Shared {
 
     /// Removes the SAs that reached a hard limit.
     pub(super) fn reap(&self) {
-        if !self.any_doomed.swap(false, Ordering::AcqRel) {
+        if !self.any_doomed.load(Ordering::Acquire)
+            || !self.any_doomed.swap(false, Ordering::AcqRel)
+        {
             return;
         }
         let doomed = std::mem::take(&mut *lock(&self.doomed));
         for id in doomed {
             let removed = self.tables_mut().remove(id);
             if removed {
+                self.disarm(id);
                 self.report(PlaneEvent::Expire { id, hard: true });
             }
         }
