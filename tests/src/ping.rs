@@ -12,7 +12,7 @@ pub struct PingReport {
     pub sent: u32,
     /// Answers received, without duplicates.
     pub received: u32,
-    /// What `ping` printed, without the line for each answer.
+    /// What `ping` printed.
     pub text: String,
 }
 
@@ -30,7 +30,6 @@ impl Pings {
         let child = namespace
             .command("ping")
             .args([
-                "-q",
                 "-i",
                 "0.05",
                 "-W",

@@ -55,6 +55,7 @@ pub(super) fn stats(snapshot: &Snapshot) -> Message {
         .with_section("queues", priorities())
         .with("scheduled", scheduled(snapshot).to_string())
         .with_section("ikesas", ike_sas)
+        .with("data-plane", snapshot.data_plane)
         .with_list(
             "plugins",
             [
