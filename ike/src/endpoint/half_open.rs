@@ -14,6 +14,9 @@ const COOKIE_SECRET_LIFE: Duration = Duration::from_secs(10);
 /// peer that was asked for one is not asked twice.
 const COOKIE_COOL_DOWN: Duration = Duration::from_secs(10);
 
+/// The most half-open SAs of peers that the configuration does not name, whatever the settings say.
+const MAX_HALF_OPEN: usize = 20_000;
+
 /// What to do about an IKE_SA_INIT request for which no SA exists yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
@@ -90,7 +93,8 @@ impl HalfOpen {
         let here = self.per_address.get(&source.ip()).copied().unwrap_or(0);
         let over = |limit: u32, count: usize| limit > 0 && count >= limit as usize;
 
-        if over(settings.init_limit_half_open, self.total) && !known_peer {
+        let full = over(settings.init_limit_half_open, self.total) || self.total >= MAX_HALF_OPEN;
+        if full && !known_peer {
             return Admission::Drop(DropReason::HalfOpenTotal);
         }
         let cookie_total = over(settings.cookie_threshold, self.total);

@@ -5,7 +5,7 @@ use super::Endpoint;
 use super::half_open::Admission;
 use crate::api::{Action, Counter, Datagram, DropReason, LogGroup, Now, Transmit};
 use crate::sa::IkeSa;
-use crate::sa::responder::{self, Judgement};
+use crate::sa::judge::{Judgement, judge};
 use crate::wire::{
     ExchangeType, Flags, Header, Message, NotifyPayload, NotifyType, Payload, WireError,
 };
@@ -16,7 +16,7 @@ impl Endpoint {
         match Header::parse(&datagram.payload) {
             Ok(header) => self.route(now, &datagram, header),
             Err(WireError::MajorVersion { major, header }) => {
-                self.other_version(&datagram, major, header);
+                self.other_version(now, &datagram, major, header);
             }
             // A NAT keepalive is one octet; it is not worth a word.
             Err(_) if datagram.payload == [0xff] => {}
@@ -40,14 +40,12 @@ impl Endpoint {
         };
         let Some(&id) = self.env.spis.get(&own) else {
             self.env.count(None, Counter::InvalidSpi);
-            self.env.log(
-                LogGroup::Net,
-                2,
+            self.log_stranger(now, LogGroup::Net, 2, || {
                 format!(
                     "{} message from {} for unknown IKE SPI {own:016x} dropped",
                     header.exchange, datagram.remote
-                ),
-            );
+                )
+            });
             return;
         };
         match Message::parse(&datagram.payload) {
@@ -56,11 +54,9 @@ impl Endpoint {
             }
             Err(error) => {
                 self.env.count(None, Counter::Invalid);
-                self.env.log(
-                    LogGroup::Enc,
-                    1,
-                    format!("message from {} dropped: {error}", datagram.remote),
-                );
+                self.log_stranger(now, LogGroup::Enc, 1, || {
+                    format!("message from {} dropped: {error}", datagram.remote)
+                });
             }
         }
     }
@@ -104,19 +100,17 @@ impl Endpoint {
             .env
             .connections
             .for_addresses(datagram.local.ip(), datagram.remote.ip());
-        match responder::judge(&self.env, &conns, &message) {
+        match judge(&self.env, &conns, &message) {
             Judgement::Refuse(notify, why) => {
                 self.dropped(DropReason::NoConfig);
-                self.env.log(
-                    LogGroup::Ike,
-                    1,
+                self.log_stranger(now, LogGroup::Ike, 1, || {
                     format!(
                         "IKE_SA_INIT request from {} to {} is refused with {}: {why}",
                         datagram.remote.ip(),
                         datagram.local.ip(),
                         notify.notify_type
-                    ),
-                );
+                    )
+                });
                 self.reply(datagram, header, notify);
             }
             Judgement::Accept(accepted) => {
@@ -183,16 +177,14 @@ impl Endpoint {
     }
 
     /// A message of another major version (RFC 7296 section 2.5).
-    fn other_version(&mut self, datagram: &Datagram, major: u8, header: Header) {
+    fn other_version(&mut self, now: Now, datagram: &Datagram, major: u8, header: Header) {
         self.dropped(DropReason::Version);
-        self.env.log(
-            LogGroup::Net,
-            if major == 1 { 1 } else { 2 },
+        self.log_stranger(now, LogGroup::Net, if major == 1 { 1 } else { 2 }, || {
             format!(
                 "message of IKE version {major} from {} dropped",
                 datagram.remote
-            ),
-        );
+            )
+        });
         if major > 2 && !header.flags.response {
             let kind = NotifyType::InvalidMajorVersion;
             self.reply(datagram, header, NotifyPayload::new(kind, Vec::new()));

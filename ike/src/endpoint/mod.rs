@@ -72,7 +72,16 @@ pub struct Endpoint {
     waiters: BTreeMap<CommandId, Waiter>,
     keep: Keep,
     traps: BTreeMap<Token, TrapJob>,
+    strangers: Strangers,
     stopping: bool,
+}
+
+/// Bounds what is logged because of messages that nobody vouches for.
+#[derive(Debug, Default)]
+struct Strangers {
+    since: Option<Instant>,
+    lines: u32,
+    suppressed: u32,
 }
 
 // Getters.
@@ -92,6 +101,7 @@ impl Endpoint {
             waiters: BTreeMap::new(),
             keep: Keep::default(),
             traps: BTreeMap::new(),
+            strangers: Strangers::default(),
             stopping: false,
         }
     }
@@ -454,6 +464,37 @@ impl Endpoint {
             })
             .max_by_key(|sa| (sa.is_established(), sa.id))
             .map(|sa| sa.id)
+    }
+
+    /// Logs something about a message that nobody vouches for: at most ten lines per second.
+    fn log_stranger(
+        &mut self,
+        now: Now,
+        group: LogGroup,
+        level: u8,
+        message: impl FnOnce() -> String,
+    ) {
+        const LINES: u32 = 10;
+        let strangers = &mut self.strangers;
+        let fresh = strangers.since.is_none_or(|since| {
+            now.instant.saturating_duration_since(since) >= Duration::from_secs(1)
+        });
+        if fresh {
+            strangers.since = Some(now.instant);
+            strangers.lines = 0;
+            let suppressed = std::mem::take(&mut strangers.suppressed);
+            if suppressed > 0 {
+                let text =
+                    format!("{suppressed} lines about messages of strangers were suppressed");
+                self.env.log(LogGroup::Net, 1, text);
+            }
+        }
+        if self.strangers.lines >= LINES {
+            self.strangers.suppressed = self.strangers.suppressed.saturating_add(1);
+            return;
+        }
+        self.strangers.lines += 1;
+        self.env.log(group, level, message());
     }
 
     fn event(&mut self, event: Event) {

@@ -69,6 +69,9 @@ pub(crate) fn unsupported(conn: &Connection) -> Option<String> {
     if conn.local.len() > 1 || conn.remote.len() > 1 {
         return Some("more than one authentication round is not supported".to_owned());
     }
+    if conn.ppk_required {
+        return Some("post-quantum pre-shared keys (ppk_required) are not supported".to_owned());
+    }
     for (side, round) in [
         ("local", conn.local.first()),
         ("remote", conn.remote.first()),

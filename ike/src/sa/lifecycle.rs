@@ -294,11 +294,11 @@ impl IkeSa {
         let Some(child) = self.children.get_mut(&id) else {
             return;
         };
+        child.rekey_at = None;
+        child.retry_at = None;
         if child.state != ChildState::Installed || child.replaced_by.is_some() {
             return;
         }
-        child.rekey_at = None;
-        child.retry_at = None;
         self.queue_task(env, now, Task::RekeyChild(id));
     }
 

@@ -8,6 +8,7 @@
 //! state that awaits the answer holds the token; an answer that no state awaits any more is
 //! undone.
 
+mod answer_child;
 mod auth;
 mod child;
 mod child_offer;
@@ -17,6 +18,8 @@ mod exchange;
 mod inbound;
 mod informational;
 pub(crate) mod initiator;
+mod initiator_auth;
+pub(crate) mod judge;
 mod lifecycle;
 pub(crate) mod narrow;
 mod nat;
@@ -107,7 +110,7 @@ pub(crate) enum Passive {
     /// IKE_SA_INIT and IKE_AUTH.
     Responding(Box<responder::Responding>),
     /// CREATE_CHILD_SA for a child.
-    CreatingChild(Box<create_child::Answering>),
+    CreatingChild(Box<answer_child::Answering>),
     /// CREATE_CHILD_SA for the IKE SA.
     Rekeying(Box<rekey::Answering>),
 }

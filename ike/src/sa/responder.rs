@@ -12,10 +12,11 @@ use swanherd_ipsec::proposal::IkeSuite;
 
 use super::auth::{self, AuthFailure, LocalAuth, PeerCheck, Transcript};
 use super::child::{Installing, Outbound};
-use super::child_offer::{ChildFailure, ChildPayloads, Selected, notify, usable_ike_proposals};
+use super::child_offer::{ChildFailure, ChildPayloads, Selected, notify};
 use super::env::{Env, Request, Slot};
 use super::initiator::{NONCE_LEN, hash_notify, plane_failure, spi_failure};
-use super::proposal::{self, Chosen, KeyExchangeRule};
+use super::judge::Accepted;
+use super::proposal::{self, KeyExchangeRule};
 use super::timers::Timer;
 use super::{Answer, IkeSa, Passive, nat};
 use crate::api::{
@@ -122,59 +123,6 @@ pub(crate) struct Context {
     id_r: Option<Identity>,
     initial_contact: bool,
     last: Option<AuthFailure>,
-}
-
-/// What to do about an IKE_SA_INIT request that is to be admitted.
-pub(crate) enum Judgement {
-    /// Set up an IKE SA.
-    Accept(Box<Accepted>),
-    /// Answer with an error and forget.
-    Refuse(NotifyPayload, &'static str),
-}
-
-/// An IKE_SA_INIT request that suits a connection.
-pub(crate) struct Accepted {
-    chosen: Chosen<IkeSuite>,
-    number: u8,
-    conn: ConnectionRef,
-    ke: KePayload,
-    nonce: Vec<u8>,
-}
-
-/// Judges an IKE_SA_INIT request by the connections that its addresses allow.
-pub(crate) fn judge(env: &Env, conns: &[ConnectionRef], message: &Message) -> Judgement {
-    let refuse = |kind, why| Judgement::Refuse(NotifyPayload::new(kind, Vec::new()), why);
-    let parts = ChildPayloads::of(&message.payloads);
-    let (Some(sa), Some(ke), Some(nonce)) = (parts.sa, parts.ke, parts.nonce) else {
-        return refuse(NotifyType::InvalidSyntax, "it lacks SA, KE or nonce");
-    };
-    let theirs: Vec<_> = sa.proposals.iter().map(|p| p.proposal.clone()).collect();
-    let prefer = env.settings.prefer_configured_proposals;
-    let found = conns.iter().find_map(|conn| {
-        let ours = usable_ike_proposals(env, &conn.proposals);
-        Some((conn, proposal::select_ike(&ours, &theirs, prefer)?))
-    });
-    let Some((conn, chosen)) = found else {
-        return refuse(
-            NotifyType::NoProposalChosen,
-            "no connection accepts one of its proposals",
-        );
-    };
-    if chosen.suite.key_exchange != ke.method {
-        let wanted = u16::from(chosen.suite.key_exchange).to_be_bytes().to_vec();
-        return Judgement::Refuse(
-            NotifyPayload::new(NotifyType::InvalidKePayload, wanted),
-            "another key exchange is preferred",
-        );
-    }
-    let number = sa.proposals.get(chosen.index).map_or(1, |p| p.number);
-    Judgement::Accept(Box::new(Accepted {
-        chosen,
-        number,
-        conn: conn.clone(),
-        ke,
-        nonce,
-    }))
 }
 
 impl IkeSa {
