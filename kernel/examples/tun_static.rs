@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a TUN plane with fixed keys, for tests and
-//! benchmarks without IKE. Never for real traffic: the keys are in this file.
+//! One end of a TUN plane with fixed keys, for tests and benchmarks without IKE. Never for real
+//! traffic: the keys are in this file.
 //!
 //! `tun_static a|b LOCAL REMOTE LOCAL_TS REMOTE_TS [SUITE] [key=value ...]`
 //!
 //! Selectors are `ADDRESS/LENGTH`. Suites: `aes128gcm`, `aes256gcm`, `chacha20`, `aes128cbc-sha1`,
-//! `aes256cbc-sha256`, `null-sha256`. Options: `soft_packets=N`, `hard_packets=N`, `soft_seconds=N`,
-//! `hard_seconds=N`, `trap=1`
-//! (policies without SAs), `esn=1`. Prints a line `ready DEVICE` on standard output, then each
-//! event; on end of input prints counters and drops, and cleans up.
+//! `aes256cbc-sha256`, `null-sha256`. Options: `soft_packets=N`, `hard_packets=N`,
+//! `soft_seconds=N`, `hard_seconds=N`, `esn=1`, `workers=N`, `trap=1` (policies without SAs).
+//!
+//! Prints a line `ready DEVICE` on standard output, then each event; on end of input prints
+//! counters and drops, and cleans up.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -74,7 +75,11 @@ async fn run() -> Result<(), Error> {
         PORT,
         &SocketOptions::for_tun_plane(DEFAULT_MARK),
     )?);
-    let (plane, mut events, mut ike) = TunPlane::start(socket, &TunConfig::default()).await?;
+    let config = TunConfig {
+        workers: option("workers")?.map_or(Ok(1), usize::try_from)?,
+        ..TunConfig::default()
+    };
+    let (plane, mut events, mut ike) = TunPlane::start(socket, &config).await?;
 
     let (spi_out, spi_in) = if side == "a" {
         (0xc000_000b, 0xc000_000a)
