@@ -47,7 +47,8 @@ const MAX_PAIRS: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct XfrmOptions {
     /// Where to keep the list of what is installed, so that a crash leaves nothing behind. Best on
-    /// a file system that a reboot empties, `/run/swanherd/xfrm.ledger` for instance. `None`:
+    /// a file system that a reboot empties, `/run/swanherd/xfrm.ledger` for instance. The number
+    /// of the network namespace is appended, as each has its own SAs and policies. `None`:
     /// leftovers of a crash are not recognised.
     pub ledger: Option<PathBuf>,
     /// How many events may wait for the daemon.
@@ -95,7 +96,7 @@ impl XfrmPlane {
     /// If the kernel has no XFRM, permission is missing, or the ledger cannot be written.
     pub async fn start(options: XfrmOptions) -> io::Result<(Self, mpsc::Receiver<PlaneEvent>)> {
         let journal = match &options.ledger {
-            Some(path) => Journal::open(path)?,
+            Some(path) => open_journal(path)?,
             None => Journal::default(),
         };
         let shared = Arc::new(Shared {
@@ -535,6 +536,23 @@ impl XfrmPlane {
     }
 }
 
+/// Opens the ledger of this network namespace.
+fn open_journal(path: &std::path::Path) -> io::Result<Journal> {
+    use std::os::unix::fs::MetadataExt as _;
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net")
+        .or_else(|_| std::fs::metadata("/proc/self/ns/net"))
+        .map_or(0, |namespace| namespace.ino());
+    let mut path = path.as_os_str().to_owned();
+    path.push(format!(".{namespace}"));
+    Journal::open(path.as_ref()).map_err(|error| {
+        let path = path.display();
+        io::Error::new(
+            error.kind(),
+            format!("cannot keep the ledger {path}: {error}"),
+        )
+    })
+}
+
 /// Installs `entry` and removes it again, to see whether the kernel takes it.
 ///
 /// # Errors
@@ -625,6 +643,9 @@ impl DataPlane for XfrmPlane {
             }
         }
         routes.clear(&self.shared.router).await;
+        if let Err(error) = self.shared.books().journal.close() {
+            tracing::warn!(%error, "cannot remove the ledger of installed SAs and policies");
+        }
     }
 }
 

@@ -39,11 +39,15 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Reads the ledger that an earlier run left at `path`, or begins one.
+    /// Reads the ledger that an earlier run left at `path`, or begins one. Missing folders are
+    /// made.
     ///
     /// # Errors
     /// If the file cannot be read or written.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
         let mut entries = BTreeSet::new();
         match std::fs::read_to_string(path) {
             Ok(text) => {
@@ -92,6 +96,17 @@ impl Journal {
         Ok(())
     }
 
+    /// Removes the file, if nothing is left to write down.
+    pub(crate) fn close(&mut self) -> io::Result<()> {
+        match self.file.take() {
+            Some((path, _)) if self.entries.is_empty() => std::fs::remove_file(path),
+            file => {
+                self.file = file;
+                Ok(())
+            }
+        }
+    }
+
     fn append(&mut self, sign: char, record: &Record) -> io::Result<()> {
         let Some((path, file)) = &mut self.file else {
             return Ok(());
@@ -111,7 +126,8 @@ impl Journal {
             .iter()
             .map(|record| format!("+{}\n", encode(record)))
             .collect();
-        let temporary = path.with_extension("new");
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(".new");
         std::fs::write(&temporary, text)?;
         std::fs::rename(&temporary, path)?;
         let file = OpenOptions::new().append(true).open(path)?;
@@ -209,16 +225,19 @@ mod tests {
     #[test]
     fn a_later_run_finds_what_was_not_struck_out() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ledger");
+        let path = folder.path().join("made/on/demand/ledger");
         let mut journal = Journal::open(&path).unwrap();
         journal.add(sa(1)).unwrap();
         journal.add(sa(2)).unwrap();
         journal.remove(&sa(1)).unwrap();
         drop(journal);
 
-        let journal = Journal::open(&path).unwrap();
+        let mut journal = Journal::open(&path).unwrap();
 
         assert_eq!(journal.entries(), &BTreeSet::from([sa(2)]));
+        journal.remove(&sa(2)).unwrap();
+        journal.close().unwrap();
+        assert!(!path.exists());
     }
 
     #[test]
