@@ -179,7 +179,7 @@ impl Charon {
             eprintln!("skipped: needs root and strongswan-charon");
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a folder");
         let conf = dir.path().join("strongswan.conf");
         let socket = dir.path().join("vici");
         let settings = format!(
@@ -187,7 +187,7 @@ impl Charon {
              kernel-netlink socket-default vici\n plugins {{ vici {{ socket = unix://{}\n }} }}\n}}\n",
             socket.display()
         );
-        std::fs::write(&conf, settings).unwrap();
+        std::fs::write(&conf, settings).expect("settings can be written");
         // charon's file with its process id has a fixed name, so it gets a /run of its own.
         let script = format!("ip link set lo up && mount -t tmpfs run /run && exec {CHARON}");
         let process = Command::new("unshare")
@@ -206,7 +206,7 @@ impl Charon {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .unwrap();
+            .expect("unshare is installed");
         Some(Self { process, dir })
     }
 

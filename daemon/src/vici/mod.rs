@@ -42,6 +42,11 @@ const BACKLOG: i32 = 1024;
 /// Clients at a time; more wait in the backlog.
 const MAX_CLIENTS: usize = 512;
 
+/// How long clients are served after the end was announced, while there are SAs.
+const FAREWELL: Duration = Duration::from_secs(6);
+/// How often to look for SAs, and how long clients have to take the last events.
+const FAREWELL_STEP: Duration = Duration::from_millis(20);
+
 /// How to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
@@ -104,7 +109,8 @@ impl Server {
         Ok(Self { listener })
     }
 
-    /// Serves clients until `stop` fires. Clients that are connected then are dropped.
+    /// Serves clients until `stop` fires. From then on nobody can connect; those who are connected
+    /// see the SAs go down before they are dropped.
     pub(crate) async fn run(self, control: Control, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         let mut sessions = JoinSet::new();
@@ -148,6 +154,16 @@ impl Server {
             // Already gone is fine.
             let _ = std::fs::remove_file(path);
         }
+        drop(self.listener);
+        // Those who watch are told of every SA that goes down with the daemon.
+        let ended = async {
+            while !control.snapshot().ike_sas.is_empty() {
+                tokio::time::sleep(FAREWELL_STEP).await;
+            }
+        };
+        // The engine does not wait for peers any longer than that either.
+        let _ = tokio::time::timeout(FAREWELL, ended).await;
+        tokio::time::sleep(FAREWELL_STEP).await;
     }
 }
 

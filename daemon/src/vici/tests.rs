@@ -31,6 +31,7 @@ struct Fixture {
     path: std::path::PathBuf,
     requests: mpsc::Receiver<Request>,
     events: broadcast::Sender<Arc<Event>>,
+    snapshot: Arc<ArcSwap<Snapshot>>,
     stop: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<()>,
 }
@@ -41,8 +42,9 @@ impl Fixture {
         let path = dir.path().join("vici");
         let (sender, requests) = mpsc::channel(64);
         let (events, _) = broadcast::channel(1024);
+        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot()));
         let control = Control {
-            snapshot: Arc::new(ArcSwap::from_pointee(snapshot())),
+            snapshot: Arc::clone(&snapshot),
             requests: sender,
             events: events.clone(),
         };
@@ -60,6 +62,7 @@ impl Fixture {
             path,
             requests,
             events,
+            snapshot,
             stop,
             server,
         }
@@ -95,7 +98,15 @@ impl Fixture {
         }
     }
 
+    /// As if the engine had taken down all SAs.
+    fn take_down(&self) {
+        let mut empty = snapshot();
+        empty.ike_sas.clear();
+        self.snapshot.store(Arc::new(empty));
+    }
+
     async fn stop(self) {
+        self.take_down();
         self.stop.send(()).unwrap();
         self.server.await.unwrap();
         drop(self.dir);
@@ -277,7 +288,7 @@ fn established() -> IkeSaInfo {
         local_ts: vec![tcp("10.1.0.0", None)],
         remote_ts: vec![tcp("10.2.0.0", Some(80))],
         rekey_at: Some(now + Duration::from_secs(3387)),
-        ..net.clone()
+        ..net
     };
     IkeSaInfo {
         id: 1,

@@ -10,7 +10,7 @@ use swanherd_vici::types::ListSas;
 use swanherd_vici::{Message, Packet};
 use tokio::io::AsyncWriteExt as _;
 
-use super::{Fixture, established, line, request};
+use super::{Fixture, established, line, request, snapshot};
 use crate::control::Request;
 use crate::vici::{Options, Server};
 
@@ -235,4 +235,28 @@ async fn a_client_that_does_not_read_events_is_dropped() {
     let octets = raw.receive_to_end().await;
     assert!(octets < 12 * 1024 * 1024, "{octets}");
     fixture.stop().await;
+}
+
+#[tokio::test]
+async fn whoever_watches_sees_sas_go_down_with_the_daemon() {
+    let fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    client.subscribe(&["ike-updown"]).await.unwrap();
+
+    fixture.stop.send(()).unwrap();
+    while fixture.path.exists() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let down = Event::IkeUpDown {
+        up: false,
+        sa: Box::new(established()),
+    };
+    fixture.events.send(Arc::new(down)).unwrap();
+    let mut empty = snapshot();
+    empty.ike_sas.clear();
+    fixture.snapshot.store(Arc::new(empty));
+
+    assert_eq!(client.next_event().await.unwrap().name, "ike-updown");
+    fixture.server.await.unwrap();
+    assert!(client.next_event().await.is_err());
 }
