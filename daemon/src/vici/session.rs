@@ -108,7 +108,9 @@ impl Session {
         W: AsyncWrite + Unpin,
     {
         loop {
+            // A client that does not read its answers gets no more of them.
             while self.running.is_none()
+                && self.outbox.octets < SOFT_OUTBOX
                 && let Some(frame) = self.inbox.pop_front()
             {
                 self.inbox_octets -= frame.len();
