@@ -242,7 +242,7 @@ pub(crate) fn display(der: &[u8]) -> Option<String> {
 }
 
 /// The Name of the subject of a certificate in DER or PEM. `None` if it is not one.
-pub(crate) fn certificate_subject(data: &[u8]) -> Option<Vec<u8>> {
+pub fn certificate_subject(data: &[u8]) -> Option<Vec<u8>> {
     let der = pem_contents(data);
     let der = der.as_deref().unwrap_or(data);
     let (SEQUENCE, certificate, []) = element(der)? else {

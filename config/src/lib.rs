@@ -24,6 +24,7 @@ pub mod tree;
 pub mod value;
 
 pub use diagnostic::Diagnostic;
+pub use dn::certificate_subject;
 pub use grammar::{parse_file, parse_str};
 pub use identity::IdentityPattern;
 pub use load::load_swanctl;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `list-certs`.
 
+use swanherd_config::certificate_subject;
 use swanherd_config::identity::IdentityPattern;
 use swanherd_ipsec::Identity;
 use swanherd_ipsec::identity::IdType;
@@ -45,52 +46,51 @@ fn is_listed(cert: &CertInfo, kind: &str, flag: &str, subject: Option<&IdentityP
         _ => false,
     };
     let named = subject.is_none_or(|pattern| {
-        let name = subject_of(&cert.der).map(|der| Identity {
+        let name = certificate_subject(&cert.der).map(|data| Identity {
             id_type: IdType::DerAsn1Dn,
-            data: der.to_vec(),
+            data,
         });
         name.is_some_and(|name| pattern.matches(&name).is_some())
     });
     kind && flagged && named
 }
 
-/// The subject of a certificate in DER (RFC 5280 section 4.1), with its own header.
-fn subject_of(cert: &[u8]) -> Option<&[u8]> {
-    const SEQUENCE: u8 = 0x30;
-    const VERSION: u8 = 0xa0;
-    let (SEQUENCE, cert, _) = element(cert)? else {
-        return None;
-    };
-    let (SEQUENCE, mut tbs, _) = element(cert)? else {
-        return None;
-    };
-    if let (VERSION, _, rest) = element(tbs)? {
-        tbs = rest;
-    }
-    // Serial number, signature algorithm, issuer, validity.
-    for _ in 0..4 {
-        tbs = element(tbs)?.2;
-    }
-    let rest = element(tbs)?.2;
-    tbs.get(..tbs.len() - rest.len())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Tag and contents of the first element, and what follows it.
-fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (&tag, rest) = der.split_first()?;
-    let (&first, mut rest) = rest.split_first()?;
-    let mut len = usize::from(first);
-    if len >= 0x80 {
-        let octets = len & 0x7f;
-        if octets == 0 || octets > 4 {
-            return None;
+    fn cert(name: &str, is_ca: bool) -> CertInfo {
+        let mut params = rcgen::CertificateParams::default();
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, name);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let der = params.self_signed(&key).unwrap().der().to_vec();
+        CertInfo {
+            der: der.into(),
+            is_ca,
+            has_key: false,
         }
-        let (digits, after) = rest.split_at_checked(octets)?;
-        len = digits
-            .iter()
-            .fold(0, |len, &digit| len << 8 | usize::from(digit));
-        rest = after;
     }
-    let (contents, after) = rest.split_at_checked(len)?;
-    Some((tag, contents, after))
+
+    #[test]
+    fn types_flags_and_subjects_select() {
+        let (ca, leaf) = (cert("ca", true), cert("gw", false));
+        let subject = IdentityPattern::parse("CN=gw").unwrap();
+        let wild = IdentityPattern::parse("CN=*").unwrap();
+
+        for (kind, flag, subject, expected) in [
+            ("ANY", "ANY", None, (true, true)),
+            ("X509", "CA", None, (true, false)),
+            ("X509", "NONE", None, (false, true)),
+            ("X509CA", "ANY", None, (true, false)),
+            ("X509_CRL", "ANY", None, (false, false)),
+            ("X509", "NONSENSE", None, (false, false)),
+            ("ANY", "ANY", Some(&subject), (false, true)),
+            ("ANY", "ANY", Some(&wild), (true, true)),
+        ] {
+            let listed = |cert| is_listed(cert, kind, flag, subject);
+            assert_eq!((listed(&ca), listed(&leaf)), expected, "{kind} {flag}");
+        }
+    }
 }
