@@ -358,7 +358,6 @@ impl IkeSa {
             return;
         }
         self.announce_rekey(env, old, draft.child);
-        self.rekeyed_from(old);
-        self.arm_children(now);
+        self.rekeyed_by_peer(now, old);
     }
 }

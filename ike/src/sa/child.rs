@@ -23,8 +23,8 @@ use crate::api::{
 };
 use crate::crypto::ChildKeys;
 
-/// When the outbound SA of a rekey is installed although the peer has not deleted the old one.
-pub(crate) const OUTBOUND_FALLBACK: Duration = Duration::from_secs(30);
+/// How long the peer has to delete a CHILD SA that it has replaced, or made in vain.
+pub(crate) const PEER_DELETE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A CHILD SA.
 #[derive(Debug)]
@@ -50,12 +50,17 @@ pub(crate) struct ChildSa {
     pub(crate) mark_in: Option<Mark>,
     pub(crate) mark_out: Option<Mark>,
     pub(crate) installed: Option<Instant>,
+    /// When it is to be rekeyed; `None` once that has begun.
     pub(crate) rekey_at: Option<Instant>,
+    /// What [`Self::rekey_at`] was at first: listings go on showing it.
+    pub(crate) rekey_planned: Option<Instant>,
     pub(crate) expires_at: Option<Instant>,
     /// Outbound SA that waits for the peer to be ready for it.
     pub(crate) pending_out: Option<Box<SaEntry>>,
-    /// When that is installed in any case.
-    pub(crate) install_out_at: Option<Instant>,
+    /// When to look whether the peer has deleted it, as it should have.
+    pub(crate) check_at: Option<Instant>,
+    /// Made by the peer in a collision that it lost; the peer is to delete it.
+    pub(crate) redundant: bool,
     pub(crate) out_installed: bool,
     /// When the last of a replaced SA is removed.
     pub(crate) remove_at: Option<Instant>,
@@ -119,7 +124,7 @@ impl ChildSa {
             local_ts: self.local_ts.clone(),
             remote_ts: self.remote_ts.clone(),
             installed: self.installed,
-            rekey_at: self.rekey_at,
+            rekey_at: self.rekey_planned,
             expires_at: self.expires_at,
         }
     }
@@ -134,7 +139,7 @@ impl ChildSa {
             ChildState::Installed | ChildState::Rekeying | ChildState::Rekeyed => self.expires_at,
             _ => None,
         };
-        [rekey, expire, self.install_out_at, self.remove_at]
+        [rekey, expire, self.check_at, self.remove_at]
             .into_iter()
             .flatten()
             .min()
@@ -332,9 +337,11 @@ impl IkeSa {
             mark_out,
             installed: None,
             rekey_at: None,
+            rekey_planned: None,
             expires_at: None,
             pending_out: None,
-            install_out_at: None,
+            check_at: None,
+            redundant: false,
             out_installed: false,
             remove_at: None,
             replaces,
@@ -417,6 +424,7 @@ impl IkeSa {
                     .saturating_sub(jitter)
                     .max(Duration::from_secs(1))
         });
+        child.rekey_planned = child.rekey_at;
         child.expires_at = (!cfg.life_time.is_zero()).then(|| now.instant + cfg.life_time);
         let soft = |env: &mut Env, at: u64, random: u64| {
             let random = env.rng.below(random.saturating_add(1));
@@ -457,7 +465,6 @@ impl IkeSa {
             }
             Outbound::Later => {
                 child.pending_out = Some(out);
-                child.install_out_at = Some(now.instant + OUTBOUND_FALLBACK);
             }
         }
         if let Some(policies) = policies
@@ -473,7 +480,6 @@ impl IkeSa {
         let Some(child) = self.children.get_mut(&id) else {
             return;
         };
-        child.install_out_at = None;
         let Some(entry) = child.pending_out.take() else {
             return;
         };
@@ -615,7 +621,7 @@ impl IkeSa {
         child.rekey_at = None;
         child.remove_at = Some(now.instant + delay);
         child.pending_out = None;
-        child.install_out_at = None;
+        child.check_at = None;
         if std::mem::take(&mut child.out_installed)
             && let Some(sa) = child.outbound()
         {

@@ -14,7 +14,7 @@ use super::child_offer::{ChildFailure, ChildPayloads, usable_child_proposals};
 use super::env::{Env, Request, Slot};
 use super::initiator::{NONCE_LEN, plane_failure, spi_failure};
 use super::proposal::KeyExchangeRule;
-use super::{Active, Answer, IkeSa, Passive, Task};
+use super::{Active, Answer, IkeSa, Task};
 use crate::api::{
     ChildSaId, ChildState, ConnectionRef, Event, FailureReason, LogGroup, Now, Token,
 };
@@ -28,16 +28,16 @@ const MAX_RESTARTS: u32 = 3;
 /// What this side is negotiating.
 #[derive(Debug)]
 pub(crate) struct Negotiation {
-    child: ChildSaId,
-    rekeys: Option<ChildSaId>,
+    pub(super) child: ChildSaId,
+    pub(super) rekeys: Option<ChildSaId>,
     proposals: Vec<Proposal>,
     method: Option<KeyExchangeId>,
-    nonce: Vec<u8>,
+    pub(super) nonce: Vec<u8>,
     restarts: u32,
     /// A child that the peer made to replace the same SA, with the lower of its nonces.
-    collision: Option<(ChildSaId, Vec<u8>)>,
+    pub(super) collision: Option<(ChildSaId, Vec<u8>)>,
     /// The peer has carried through its own replacement already.
-    superseded: bool,
+    pub(super) superseded: bool,
 }
 
 /// States of an initiator, named for what they await.
@@ -77,7 +77,7 @@ pub(crate) enum Creating {
 }
 
 impl Creating {
-    fn negotiation(&self) -> &Negotiation {
+    pub(super) fn negotiation(&self) -> &Negotiation {
         match self {
             Self::Preparation { negotiation, .. }
             | Self::Response { negotiation, .. }
@@ -87,7 +87,7 @@ impl Creating {
         }
     }
 
-    fn negotiation_mut(&mut self) -> &mut Negotiation {
+    pub(super) fn negotiation_mut(&mut self) -> &mut Negotiation {
         match self {
             Self::Preparation { negotiation, .. }
             | Self::Response { negotiation, .. }
@@ -258,7 +258,7 @@ impl IkeSa {
                 // The peer deleted or replaced it meanwhile.
                 _ => {
                     self.remove_child(env, negotiation.child);
-                    self.adopt_collision(env, &negotiation);
+                    self.adopt_collision(env, now, &negotiation);
                     return;
                 }
             }
@@ -403,7 +403,7 @@ impl IkeSa {
                     "the peer is busy (TEMPORARY_FAILURE), the CHILD_SA is tried again later",
                 );
                 self.remove_child(env, child);
-                if self.adopt_collision(env, &negotiation) {
+                if self.adopt_collision(env, now, &negotiation) {
                     return;
                 }
                 self.retry_creation(env, now, &negotiation);
@@ -411,7 +411,7 @@ impl IkeSa {
             }
             (NotifyType::ChildSaNotFound, Some(old)) => {
                 self.remove_child(env, child);
-                if self.adopt_collision(env, &negotiation) {
+                if self.adopt_collision(env, now, &negotiation) {
                     return;
                 }
                 let Some(old_child) = self.children.get(&old) else {
@@ -421,6 +421,9 @@ impl IkeSa {
                     return;
                 }
                 let (conn, index) = (old_child.conn.clone(), old_child.index);
+                if self.return_to_predecessor(env, now, old) {
+                    return;
+                }
                 self.log(
                     env,
                     LogGroup::Ike,
@@ -440,7 +443,7 @@ impl IkeSa {
                     old_child.offer_configured = true;
                     old_child.state = ChildState::Installed;
                     self.remove_child(env, child);
-                    if !self.adopt_collision(env, &negotiation) {
+                    if !self.adopt_collision(env, now, &negotiation) {
                         self.enqueue(Task::RekeyChild(old));
                     }
                     return;
@@ -489,7 +492,7 @@ impl IkeSa {
                 format!("own rekeying failed ({}), the peer's stands", failure.text),
             );
             self.remove_child(env, child);
-            self.adopt_collision(env, &negotiation);
+            self.adopt_collision(env, now, &negotiation);
             return;
         }
         self.creation_failed(env, now, child, rekeys, failure);
@@ -540,38 +543,6 @@ impl IkeSa {
         self.changed(env);
     }
 
-    /// Takes the child that the peer made in a collision as the successor. False if there is none.
-    fn adopt_collision(&mut self, env: &mut Env, negotiation: &Negotiation) -> bool {
-        let (Some(old), Some((theirs, _))) = (negotiation.rekeys, &negotiation.collision) else {
-            return false;
-        };
-        if !self.children.contains_key(theirs) {
-            return false;
-        }
-        self.announce_rekey(env, old, *theirs);
-        self.rekeyed_from(old);
-        true
-    }
-
-    /// The child with which the peer replaces `old` while this side's rekeying of it is under way.
-    pub(crate) fn collision_successor(
-        &mut self,
-        env: &mut Env,
-        old: ChildSaId,
-    ) -> Option<ChildSaId> {
-        let Active::CreatingChild(creating) = &mut self.active else {
-            return None;
-        };
-        let negotiation = creating.negotiation_mut();
-        if negotiation.rekeys != Some(old) {
-            return None;
-        }
-        let (theirs, _) = negotiation.collision.take()?;
-        negotiation.superseded = true;
-        self.announce_rekey(env, old, theirs);
-        Some(theirs)
-    }
-
     fn install_created(
         &mut self,
         env: &mut Env,
@@ -596,84 +567,6 @@ impl IkeSa {
                 self.discard_agreed(env, now, id);
                 self.negotiation_failed(env, now, *negotiation, &failure);
             }
-        }
-    }
-
-    /// A child that this side initiated is in the data plane.
-    fn created(&mut self, env: &mut Env, now: Now, negotiation: Negotiation, nonce_r: &[u8]) {
-        let id = negotiation.child;
-        let Some(old) = negotiation.rekeys else {
-            self.child_installed(env, now, id, true);
-            return;
-        };
-        let gone = !self.children.contains_key(&old);
-        self.child_installed(env, now, id, gone && !negotiation.superseded);
-        if negotiation.superseded {
-            self.enqueue(Task::DeleteChild(id));
-            return;
-        }
-        if gone {
-            return;
-        }
-        let collision = negotiation
-            .collision
-            .filter(|(theirs, _)| self.children.contains_key(theirs));
-        let Some((theirs, their_nonce)) = collision else {
-            self.announce_rekey(env, old, id);
-            self.rekeyed_from(old);
-            self.enqueue(Task::DeleteChild(old));
-            return;
-        };
-        // The SA made by the exchange with the lowest of the four nonces is the redundant one; its
-        // initiator deletes it, and the other one deletes the old SA (RFC 7296 section 2.8.1).
-        let our_nonce = negotiation.nonce.as_slice().min(nonce_r);
-        if our_nonce < their_nonce.as_slice() {
-            self.log(
-                env,
-                LogGroup::Ike,
-                1,
-                format!("both sides rekeyed CHILD_SA {{{old}}}; the peer's {{{theirs}}} is kept"),
-            );
-            self.announce_rekey(env, old, theirs);
-            self.rekeyed_from(old);
-            self.enqueue(Task::DeleteChild(id));
-        } else {
-            self.log(
-                env,
-                LogGroup::Ike,
-                1,
-                format!("both sides rekeyed CHILD_SA {{{old}}}; our {{{id}}} is kept"),
-            );
-            self.announce_rekey(env, old, id);
-            self.rekeyed_from(old);
-            self.enqueue(Task::DeleteChild(old));
-        }
-    }
-
-    /// Whether the peer's request to rekey this child is being answered.
-    fn answers_rekey_of(&self, old: Option<ChildSaId>) -> bool {
-        matches!(&self.passive, Passive::CreatingChild(answering)
-            if old.is_some() && answering.draft().rekeys == old)
-    }
-
-    /// The peer's own rekeying has been answered, in whatever way.
-    pub(crate) fn rival_child_answered(&mut self, env: &mut Env, now: Now) {
-        match std::mem::replace(&mut self.active, Active::Idle) {
-            Active::CreatingChild(state) => match *state {
-                Creating::Rival {
-                    negotiation,
-                    nonce_r,
-                } => self.created(env, now, *negotiation, &nonce_r),
-                other => self.active = Active::CreatingChild(Box::new(other)),
-            },
-            other => self.active = other,
-        }
-    }
-
-    /// A child has been replaced and waits to be deleted.
-    pub(crate) fn rekeyed_from(&mut self, old: ChildSaId) {
-        if let Some(old) = self.children.get_mut(&old) {
-            old.state = ChildState::Rekeyed;
         }
     }
 

@@ -259,18 +259,38 @@ impl IkeSa {
                 self.child_expired(env, now, id);
                 continue;
             }
-            let (install, rekey) = (
-                due(child.install_out_at),
+            let (check, rekey) = (
+                due(child.check_at),
                 child.state == ChildState::Installed && due(child.retry_at.or(child.rekey_at)),
             );
-            if install {
-                self.install_outbound(env, id);
+            if check {
+                self.check_peer_deletes(env, now, id);
             }
             if rekey {
                 self.rekey_child(env, now, id);
             }
         }
         self.arm_children(now);
+    }
+
+    /// The peer should have deleted a child by now, but has not.
+    fn check_peer_deletes(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let Some(child) = self.children.get_mut(&id) else {
+            return;
+        };
+        child.check_at = None;
+        if child.redundant {
+            self.queue_task(env, now, Task::DeleteChild(id));
+            return;
+        }
+        // Either the peer keeps a replaced SA for as long as it lasts, or it never learned that
+        // its rekeying had succeeded. Rekeying the successor shows which: a peer that has none
+        // says so.
+        if child.state == ChildState::Rekeyed
+            && let Some(successor) = child.replaced_by
+        {
+            self.rekey_child(env, now, successor);
+        }
     }
 
     /// A child reached the end of its lifetime.

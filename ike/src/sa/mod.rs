@@ -12,6 +12,7 @@ mod answer_child;
 mod auth;
 mod child;
 mod child_offer;
+mod collision;
 mod create_child;
 pub(crate) mod env;
 mod exchange;
