@@ -27,8 +27,10 @@ const TYPE_PRF: u8 = 2;
 const TYPE_INTEGRITY: u8 = 3;
 const TYPE_KEY_EXCHANGE: u8 = 4;
 const TYPE_ESN: u8 = 5;
-/// Type of the first additional key exchange (RFC 9370); the seventh is six above.
+/// Type of the first additional key exchange (RFC 9370).
 const TYPE_ADDITIONAL_KE_1: u8 = 6;
+/// Type of the last.
+const TYPE_ADDITIONAL_KE_7: u8 = 12;
 
 /// What one side proposes, or what the other has chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +110,7 @@ impl SaProposal {
             } else {
                 MORE_TRANSFORMS
             };
-            emit_transform(last, *transform, out);
+            emit_transform(last, *transform, out)?;
         }
         Ok(())
     }
@@ -184,11 +186,15 @@ fn parse_transform(mut reader: Reader<'_>) -> Result<Transform, WireError> {
             reader.take(value.into(), "attribute is cut off")?;
         }
     }
-    let unknown = Transform::Unknown { transform_type, id };
     if !understood || (key_bits.is_some() && transform_type != TYPE_ENCRYPTION) {
-        return Ok(unknown);
+        return Ok(Transform::Unknown { transform_type, id });
     }
-    Ok(match (transform_type, id) {
+    Ok(transform_of(transform_type, id, key_bits))
+}
+
+/// The transform with at most a key length as attribute.
+fn transform_of(transform_type: u8, id: u16, key_bits: Option<u16>) -> Transform {
+    match (transform_type, id) {
         (TYPE_ENCRYPTION, _) => Transform::Encryption {
             id: id.into(),
             key_bits,
@@ -198,15 +204,15 @@ fn parse_transform(mut reader: Reader<'_>) -> Result<Transform, WireError> {
         (TYPE_KEY_EXCHANGE, _) => Transform::KeyExchange(id.into()),
         (TYPE_ESN, 0) => Transform::Esn(false),
         (TYPE_ESN, 1) => Transform::Esn(true),
-        (6..=12, _) => Transform::AdditionalKeyExchange {
+        (TYPE_ADDITIONAL_KE_1..=TYPE_ADDITIONAL_KE_7, _) => Transform::AdditionalKeyExchange {
             index: transform_type - (TYPE_ADDITIONAL_KE_1 - 1),
             id: id.into(),
         },
-        _ => unknown,
-    })
+        _ => Transform::Unknown { transform_type, id },
+    }
 }
 
-fn emit_transform(last: u8, transform: Transform, out: &mut Vec<u8>) {
+fn emit_transform(last: u8, transform: Transform, out: &mut Vec<u8>) -> Result<(), WireError> {
     let (transform_type, id, key_bits) = match transform {
         Transform::Encryption { id, key_bits } => (TYPE_ENCRYPTION, u16::from(id), key_bits),
         Transform::Prf(id) => (TYPE_PRF, id.into(), None),
@@ -218,7 +224,16 @@ fn emit_transform(last: u8, transform: Transform, out: &mut Vec<u8>) {
             id.into(),
             None,
         ),
-        Transform::Unknown { transform_type, id } => (transform_type, id, None),
+        Transform::Unknown { transform_type, id } => {
+            // Without the attribute that made it unknown it would be read as a known one.
+            if transform_of(transform_type, id, None) != transform {
+                return Err(WireError::Malformed {
+                    payload: PayloadType::Sa,
+                    what: "transform with attributes that are not understood",
+                });
+            }
+            (transform_type, id, None)
+        }
     };
     let length: u8 = if key_bits.is_some() { 12 } else { 8 };
     out.extend_from_slice(&[last, 0, 0, length, transform_type, 0]);
@@ -227,4 +242,5 @@ fn emit_transform(last: u8, transform: Transform, out: &mut Vec<u8>) {
         out.extend_from_slice(&(KEY_LENGTH | FORMAT_TV).to_be_bytes());
         out.extend_from_slice(&bits.to_be_bytes());
     }
+    Ok(())
 }

@@ -231,9 +231,11 @@ proptest! {
         for (index, octet) in damage {
             *index.get_mut(&mut wire) = octet;
         }
-        // What is read can be written, and means the same afterwards.
-        if let Ok(read) = Message::parse(&wire) {
-            let again = read.emit().unwrap();
+        // What is read can be written, and means the same afterwards; what would not is not
+        // written.
+        if let Ok(read) = Message::parse(&wire)
+            && let Ok(again) = read.emit()
+        {
             prop_assert_eq!(Message::parse(&again), Ok(read));
         }
     }
@@ -454,6 +456,8 @@ fn a_transform_with_an_unknown_attribute_can_not_be_chosen() {
             id: 12
         }
     );
+    message.payloads = vec![Payload::Sa(sa)];
+    assert!(matches!(message.emit(), Err(WireError::Malformed { .. })));
 }
 
 #[test]
