@@ -89,7 +89,7 @@ fn a_charon_setting_that_is_not_honoured_is_one_warning() {
 
 #[test]
 fn an_invalid_charon_value_is_a_warning_and_keeps_the_default() {
-    let text = b"charon { port = x\n retransmit_base = 0.5\n plugins { vici { socket = tcp://127.0.0.1:1 } } }";
+    let text = b"charon { port = x\n retransmit_base = 0.5\n plugins { vici { socket = tcp://192.0.2.1:1 } } }";
     let (settings, warnings) = parse_settings(text).unwrap();
     assert_eq!(warnings.len(), 3);
     assert_eq!(settings, Settings::default());
@@ -122,6 +122,14 @@ fn an_own_setting_that_is_unknown_or_invalid_is_an_error_with_its_place() {
             assert_eq!(error.help.as_deref(), help, "{text}");
         }
     }
+}
+
+#[test]
+fn vici_may_listen_on_the_loopback() {
+    let text = b"charon { plugins { vici { socket = tcp://[::1]:4502\n } } }";
+    let (settings, warnings) = parse_settings(text).unwrap();
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(settings.vici_socket, "tcp://[::1]:4502");
 }
 
 #[test]

@@ -109,6 +109,14 @@ impl Server {
         Ok(Self { listener })
     }
 
+    #[cfg(test)]
+    fn tcp_address(&self) -> Option<std::net::SocketAddr> {
+        match &self.listener {
+            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Unix { .. } => None,
+        }
+    }
+
     /// Serves clients until `stop` fires. From then on nobody can connect; those who are connected
     /// see the SAs go down before they are dropped.
     pub(crate) async fn run(self, control: Control, stop: impl Future<Output = ()>) {

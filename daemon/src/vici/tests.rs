@@ -40,14 +40,8 @@ impl Fixture {
     async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vici");
-        let (sender, requests) = mpsc::channel(64);
-        let (events, _) = broadcast::channel(1024);
-        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot()));
-        let control = Control {
-            snapshot: Arc::clone(&snapshot),
-            requests: sender,
-            events: events.clone(),
-        };
+        let (control, requests) = control();
+        let (events, snapshot) = (control.events.clone(), Arc::clone(&control.snapshot));
         let options = Options {
             uri: format!("unix://{}", path.display()),
             ..Options::default()
@@ -111,6 +105,17 @@ impl Fixture {
         self.server.await.unwrap();
         drop(self.dir);
     }
+}
+
+/// The daemon as the server sees it, and the engine's end of it.
+fn control() -> (Control, mpsc::Receiver<Request>) {
+    let (requests, receiver) = mpsc::channel(64);
+    let control = Control {
+        snapshot: Arc::new(ArcSwap::from_pointee(snapshot())),
+        requests,
+        events: broadcast::channel(1024).0,
+    };
+    (control, receiver)
 }
 
 /// A client that sends what it likes.
@@ -201,8 +206,8 @@ fn snapshot() -> Snapshot {
     Snapshot {
         at: Instant::now(),
         started: (Instant::now(), 0),
-        connections: BTreeMap::from([("gw".to_owned(), Arc::new(connection))]),
-        ike_sas: BTreeMap::from([(1, Arc::new(established()))]),
+        connections: Arc::new(BTreeMap::from([("gw".to_owned(), Arc::new(connection))])),
+        ike_sas: Arc::new(BTreeMap::from([(1, Arc::new(established()))])),
         sa_counters: Arc::default(),
         totals: Arc::default(),
         counters: Arc::default(),

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use swanherd_ike::api::Event;
 use swanherd_vici::types::ListSas;
-use swanherd_vici::{Message, Packet};
+use swanherd_vici::{Client, Message, Packet};
 use tokio::io::AsyncWriteExt as _;
 
-use super::{Fixture, established, line, request, snapshot};
+use super::{Fixture, control, established, line, request, snapshot};
 use crate::control::Request;
 use crate::vici::{Options, Server};
 
@@ -259,4 +259,21 @@ async fn whoever_watches_sees_sas_go_down_with_the_daemon() {
     assert_eq!(client.next_event().await.unwrap().name, "ike-updown");
     fixture.server.await.unwrap();
     assert!(client.next_event().await.is_err());
+}
+
+#[tokio::test]
+async fn tcp_serves_as_well() {
+    let options = Options {
+        uri: "tcp://127.0.0.1:0".into(),
+        ..Options::default()
+    };
+    let server = Server::bind(&options).await.unwrap();
+    let address = server.tcp_address().unwrap();
+    let (control, _requests) = control();
+    let server = tokio::spawn(server.run(control, std::future::pending()));
+
+    let mut client = Client::connect(&format!("tcp://{address}")).await.unwrap();
+
+    assert_eq!(client.stats().await.unwrap().ikesas.total, 1);
+    server.abort();
 }
