@@ -82,7 +82,14 @@ fn installs_the_states_and_policies_that_charon_installs() {
     assert_eq!(reference.0.len(), 2, "{reference:#?}");
     assert_eq!(reference.1.len(), 3, "{reference:#?}");
     assert_eq!(ours.0.join(""), reference.0.join(""), "states");
-    assert_eq!(ours.1.join(""), reference.1.join(""), "policies");
+    // charon also names the outbound SPI in its policy, and has to rewrite it at each rekeying; ours
+    // leaves it to the kernel to take the newest SA of the request id.
+    let reference = reference.1.join("").replace(" spi SPI", "");
+    assert_eq!(
+        ours.1.join("").replace(" spi SPI", ""),
+        reference,
+        "policies"
+    );
 }
 
 #[test]

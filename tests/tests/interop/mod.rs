@@ -81,10 +81,12 @@ pub(crate) fn carries_tcp(plane: Plane) {
 
         assert!(client.ok(), "{client}\n{}", pair.logs());
     }
-    let child = &pair.left.children("INSTALLED")[0];
-    for key in ["bytes-in", "bytes-out"] {
-        assert!(child.number(key) > 1_000_000, "{key} of {child:#?}");
-    }
+    // The listing may be a second behind, and more where two gateways share one slow processor.
+    pair.left.wait_until("a megabyte each way", 10, |n| {
+        n.children("INSTALLED")
+            .iter()
+            .any(|c| c.number("bytes-in") > 1_000_000 && c.number("bytes-out") > 1_000_000)
+    });
 }
 
 /// A child is rekeyed by a side under traffic: other SPIs, and no ping is lost.
