@@ -25,9 +25,9 @@ pub(crate) struct Snapshot {
     /// When the daemon started, monotonic and seconds since the epoch.
     pub(crate) started: (Instant, u64),
     /// Loaded connections, by name.
-    pub(crate) connections: BTreeMap<String, Arc<Connection>>,
+    pub(crate) connections: Arc<BTreeMap<String, Arc<Connection>>>,
     /// IKE SAs, by id.
-    pub(crate) ike_sas: BTreeMap<IkeSaId, Arc<IkeSaInfo>>,
+    pub(crate) ike_sas: Arc<BTreeMap<IkeSaId, Arc<IkeSaInfo>>>,
     /// Counters of the data plane at its last dump.
     pub(crate) sa_counters: Arc<BTreeMap<SaId, SaCounters>>,
     /// Monotonic octets and packets per (connection, child) that survive rekeys.
@@ -205,7 +205,7 @@ impl Snapshot {
     pub(crate) fn matches(&self, selector: &Selector) -> Vec<Match> {
         let wants_child = selector.child.is_some() || selector.child_id.is_some();
         let mut found = Vec::new();
-        for (&ike, info) in &self.ike_sas {
+        for (&ike, info) in self.ike_sas.iter() {
             let name_fits = |want: &Option<String>| want.is_none() || *want == info.connection;
             if !name_fits(&selector.ike) || selector.ike_id.is_some_and(|id| id != ike) {
                 continue;

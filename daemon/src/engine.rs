@@ -46,6 +46,9 @@ const EVENT_QUEUE: usize = 4096;
 const RESOLVER_LIMIT: usize = 8;
 /// A lookup that takes longer has failed.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How far published counters may lag. They go up with every datagram, also in a flood, where
+/// publishing each step would cost more than IKE itself.
+const COUNTERS_DELAY: Duration = Duration::from_millis(50);
 /// How long a polite shutdown may take.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
@@ -104,12 +107,16 @@ pub(crate) struct Engine<P, S> {
     resolver: Arc<tokio::sync::Semaphore>,
     control: Control,
     credentials: CredentialStore,
-    connections: BTreeMap<String, Arc<Connection>>,
-    ike_sas: BTreeMap<IkeSaId, Arc<IkeSaInfo>>,
+    connections: Arc<BTreeMap<String, Arc<Connection>>>,
+    ike_sas: Arc<BTreeMap<IkeSaId, Arc<IkeSaInfo>>>,
     dirty: BTreeSet<IkeSaId>,
     publish: bool,
     accounting: Accounting,
-    counters: Arc<BTreeMap<String, BTreeMap<Counter, u64>>>,
+    counters: BTreeMap<String, BTreeMap<Counter, u64>>,
+    /// Whether `counters` are ahead of what is published.
+    counted: bool,
+    published_counters: Arc<BTreeMap<String, BTreeMap<Counter, u64>>>,
+    published: Instant,
     last_errors: Arc<BTreeMap<String, (u64, String)>>,
     credential_names: Arc<CredentialNames>,
     waiting: Vec<Waiting>,
@@ -133,8 +140,8 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         let snapshot = Snapshot {
             at: now.instant,
             started: (now.instant, now.unix),
-            connections: BTreeMap::new(),
-            ike_sas: BTreeMap::new(),
+            connections: Arc::default(),
+            ike_sas: Arc::default(),
             sa_counters: Arc::default(),
             totals: Arc::default(),
             counters: Arc::default(),
@@ -162,12 +169,15 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             resolver: Arc::new(tokio::sync::Semaphore::new(RESOLVER_LIMIT)),
             control: control.clone(),
             credentials: CredentialStore::default(),
-            connections: BTreeMap::new(),
-            ike_sas: BTreeMap::new(),
+            connections: Arc::default(),
+            ike_sas: Arc::default(),
             dirty: BTreeSet::new(),
             publish: false,
             accounting: Accounting::default(),
-            counters: Arc::default(),
+            counters: BTreeMap::new(),
+            counted: false,
+            published_counters: Arc::default(),
+            published: now.instant,
             last_errors: Arc::default(),
             credential_names: Arc::default(),
             waiting: Vec::new(),
@@ -194,16 +204,17 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             if deadline.is_some() && self.ike_sas.is_empty() {
                 break;
             }
-            let timeout = self.next_timeout(deadline);
-            // A queue that is never empty, as in a flood, must not hold up what is due: the
-            // selection below looks at the clock last.
+            if deadline.is_some_and(|end| Instant::now() >= end) {
+                break;
+            }
+            let mut timeout = self.next_timeout(deadline);
+            // Looked at here, because the selection below never gets to its clock while a queue is
+            // never empty, as in a flood.
             if Instant::now() >= timeout {
-                if deadline.is_some_and(|end| Instant::now() >= end) {
-                    break;
-                }
                 self.endpoint.handle_timeout(now());
                 self.drop_abandoned();
-                continue;
+                self.drain();
+                timeout = self.next_timeout(deadline);
             }
             tokio::select! {
                 biased;
@@ -212,6 +223,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                     deadline = Some(Instant::now() + SHUTDOWN_GRACE);
                     self.endpoint.shutdown(now());
                 }
+                _ = counters.tick() => self.start_counters(),
                 Some(answer) = self.answers.recv() => self.handle_answer(answer),
                 Some(event) = self.plane_events.recv() => {
                     self.endpoint.handle_plane_event(now(), event);
@@ -220,14 +232,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 Some(datagram) = self.datagrams.recv() => {
                     self.endpoint.handle_datagram(now(), datagram);
                 }
-                () = tokio::time::sleep_until(timeout.into()) => {
-                    if deadline.is_some_and(|end| Instant::now() >= end) {
-                        break;
-                    }
-                    self.endpoint.handle_timeout(now());
-                    self.drop_abandoned();
-                }
-                _ = counters.tick() => self.start_counters(),
+                () = tokio::time::sleep_until(timeout.into()) => {}
             }
         }
         self.drain();
@@ -240,7 +245,8 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     fn next_timeout(&self, deadline: Option<Instant>) -> Instant {
         let idle = if self.waiting.is_empty() { 3600 } else { 1 };
         let idle = Instant::now() + Duration::from_secs(idle);
-        [self.endpoint.poll_timeout(), deadline]
+        let counted = self.counted.then(|| self.published + COUNTERS_DELAY);
+        [self.endpoint.poll_timeout(), deadline, counted]
             .into_iter()
             .flatten()
             .fold(idle, Instant::min)
@@ -281,8 +287,8 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             }
             Request::UnloadConnection(name, reply) => {
                 let known = self.endpoint.unload_connection(now(), &name);
-                self.connections.remove(&name);
-                self.publish();
+                Arc::make_mut(&mut self.connections).remove(&name);
+                self.publish = true;
                 let _ = reply.send(if known {
                     Ok(())
                 } else {
@@ -357,10 +363,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             return Ok(());
         }
         let connection = Arc::new(connection);
-        self.connections
+        Arc::make_mut(&mut self.connections)
             .insert(connection.name.clone(), Arc::clone(&connection));
         self.endpoint.load_connection(now(), connection);
-        self.publish();
+        self.publish = true;
         Ok(())
     }
 
@@ -441,15 +447,15 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     }
 
     fn reset_counters(&mut self, name: Option<String>) -> Result<(), String> {
-        let counters = Arc::make_mut(&mut self.counters);
         match name {
             Some(name) => {
-                counters
+                self.counters
                     .remove(&name)
                     .ok_or("no counters found for this connection")?;
             }
-            None => counters.retain(|name, _| name.is_empty()),
+            None => self.counters.retain(|name, _| name.is_empty()),
         }
+        self.counted = true;
         self.publish();
         Ok(())
     }
@@ -490,7 +496,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 }
             }
         }
-        if self.publish || !self.dirty.is_empty() {
+        let counted =
+            self.counted && (!finished.is_empty() || self.published.elapsed() >= COUNTERS_DELAY);
+        if self.publish || counted || !self.dirty.is_empty() {
             self.publish();
         }
         for event in events {
@@ -560,20 +568,11 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 connection,
                 counter,
             } => {
-                let counters = Arc::make_mut(&mut self.counters);
-                *counters
-                    .entry(String::new())
-                    .or_default()
-                    .entry(*counter)
-                    .or_default() += 1;
+                count(&mut self.counters, "", *counter);
                 if let Some(name) = connection {
-                    *counters
-                        .entry(name.clone())
-                        .or_default()
-                        .entry(*counter)
-                        .or_default() += 1;
+                    count(&mut self.counters, name, *counter);
                 }
-                self.publish = true;
+                self.counted = true;
             }
             Event::Failure {
                 connection: Some(name),
@@ -590,25 +589,32 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
 
     fn publish(&mut self) {
         self.publish = false;
-        for id in std::mem::take(&mut self.dirty) {
-            match self.endpoint.ike_sa(id) {
-                Some(info) => {
-                    self.accounting.learn(&info);
-                    self.ike_sas.insert(id, Arc::new(info));
-                }
-                None => {
-                    self.ike_sas.remove(&id);
+        self.published = Instant::now();
+        if std::mem::take(&mut self.counted) {
+            self.published_counters = Arc::new(self.counters.clone());
+        }
+        if !self.dirty.is_empty() {
+            let ike_sas = Arc::make_mut(&mut self.ike_sas);
+            for id in std::mem::take(&mut self.dirty) {
+                match self.endpoint.ike_sa(id) {
+                    Some(info) => {
+                        self.accounting.learn(&info);
+                        ike_sas.insert(id, Arc::new(info));
+                    }
+                    None => {
+                        ike_sas.remove(&id);
+                    }
                 }
             }
         }
         self.control.snapshot.store(Arc::new(Snapshot {
-            at: Instant::now(),
+            at: self.published,
             started: self.started,
-            connections: self.connections.clone(),
-            ike_sas: self.ike_sas.clone(),
+            connections: Arc::clone(&self.connections),
+            ike_sas: Arc::clone(&self.ike_sas),
             sa_counters: self.accounting.current(),
             totals: self.accounting.totals(),
-            counters: Arc::clone(&self.counters),
+            counters: Arc::clone(&self.published_counters),
             last_errors: Arc::clone(&self.last_errors),
             credentials: Arc::clone(&self.credential_names),
             half_open: self.endpoint.half_open(),
@@ -679,6 +685,16 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             };
             let _ = answers.send(Answer::Counters(dump));
         });
+    }
+}
+
+fn count(counters: &mut BTreeMap<String, BTreeMap<Counter, u64>>, name: &str, counter: Counter) {
+    // Looked up first: this runs for every message, and the name is nearly always there.
+    if !counters.contains_key(name) {
+        counters.insert(name.to_owned(), BTreeMap::new());
+    }
+    if let Some(of_name) = counters.get_mut(name) {
+        *of_name.entry(counter).or_default() += 1;
     }
 }
 

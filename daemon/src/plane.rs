@@ -26,7 +26,7 @@ pub(crate) struct Plane {
 /// Either data plane.
 enum AnyPlane {
     Xfrm(XfrmPlane),
-    Tun(TunPlane),
+    Tun(Box<TunPlane>),
 }
 
 /// A data plane that is ready.
@@ -75,6 +75,7 @@ async fn open_xfrm(
 ) -> Result<Opened, String> {
     let options = SocketOptions {
         bypass: true,
+        send_buffer: IKE_SEND_BUFFER,
         ..SocketOptions::default()
     };
     let ike = bind(settings.port, &options)?;
@@ -119,6 +120,7 @@ async fn open_tun(
     };
     let options = SocketOptions {
         mark: Some(config.mark),
+        send_buffer: IKE_SEND_BUFFER,
         ..SocketOptions::default()
     };
     let ike = bind(settings.port, &options)?;
@@ -145,7 +147,7 @@ async fn open_tun(
     });
     Ok(Opened {
         plane: Plane {
-            inner: AnyPlane::Tun(plane),
+            inner: AnyPlane::Tun(Box::new(plane)),
             routes: settings.install_routes,
         },
         events,
@@ -155,6 +157,9 @@ async fn open_tun(
     })
 }
 
+/// Replies to addresses that nobody answers for wait for ARP in the send buffer; a flood of them
+/// must leave room for peers that exist.
+const IKE_SEND_BUFFER: usize = 4 << 20;
 /// Room for the bursts that segmentation offload makes, well below what would be felt as delay.
 const FAST_PATH_BUFFER: usize = 4 << 20;
 

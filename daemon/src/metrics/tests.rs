@@ -268,8 +268,8 @@ fn snapshot() -> Snapshot {
     Snapshot {
         at: Instant::now(),
         started: (Instant::now(), 1_600_000_000),
-        connections: BTreeMap::from([("gw".to_owned(), Arc::new(connection))]),
-        ike_sas: BTreeMap::new(),
+        connections: Arc::new(BTreeMap::from([("gw".to_owned(), Arc::new(connection))])),
+        ike_sas: Arc::default(),
         sa_counters: Arc::default(),
         totals: Arc::new(BTreeMap::from([
             (("gw".to_owned(), "net".to_owned()), of(u64::MAX, 7)),

@@ -6,9 +6,10 @@ use swanherd_ike::api::Selector;
 use swanherd_vici::Message;
 use swanherd_vici::de::parse_bool;
 
-/// A text; empty counts as not given.
+/// A text; empty counts as not given. One that is not UTF-8 was given, but is the name of nothing.
 pub(super) fn text<'a>(args: &'a Message, name: &str) -> Option<&'a str> {
-    args.str(name).filter(|text| !text.is_empty())
+    let value = args.value(name).filter(|value| !value.is_empty())?;
+    Some(core::str::from_utf8(value).unwrap_or("\u{fffd}"))
 }
 
 /// A boolean.

@@ -46,6 +46,10 @@ pub(super) async fn load_conn(control: &Control, args: &Message) -> Message {
         let Item::Section(section) = item else {
             return failure("parsing request failed");
         };
+        // Nobody could name it to unload it.
+        if name.is_empty() {
+            return failure("parsing request failed");
+        }
         match decode_connection(name, &to_tree(section), Origin::Message, &NAMES) {
             Ok(decoded) => {
                 for doubt in decoded.warnings {

@@ -39,7 +39,7 @@ use crate::control::Control;
 
 /// Connections that may wait for `accept`.
 const BACKLOG: i32 = 1024;
-/// Clients at a time; more wait in the backlog.
+/// Clients at a time; more are turned away.
 const MAX_CLIENTS: usize = 512;
 
 /// How long clients are served after the end was announced, while there are SAs.
@@ -125,16 +125,14 @@ impl Server {
         let limit = Arc::new(Semaphore::new(MAX_CLIENTS));
         loop {
             while sessions.try_join_next().is_some() {}
-            let accepted = async {
-                let Ok(permit) = Arc::clone(&limit).acquire_owned().await else {
-                    // The semaphore is never closed.
-                    std::future::pending().await
-                };
-                (self.listener.accept().await, permit)
-            };
-            let (stream, permit) = tokio::select! {
+            let stream = tokio::select! {
                 () = &mut stop => break,
-                accepted = accepted => accepted,
+                stream = self.listener.accept() => stream,
+            };
+            let Ok(permit) = Arc::clone(&limit).try_acquire_owned() else {
+                // Closed at once, so that the client fails rather than hangs.
+                tracing::warn!(limit = MAX_CLIENTS, "too many VICI clients, one is turned away");
+                continue;
             };
             match stream {
                 Ok(Stream::Unix(stream)) => {

@@ -95,7 +95,7 @@ impl Fixture {
     /// As if the engine had taken down all SAs.
     fn take_down(&self) {
         let mut empty = snapshot();
-        empty.ike_sas.clear();
+        empty.ike_sas = Arc::default();
         self.snapshot.store(Arc::new(empty));
     }
 

@@ -253,7 +253,7 @@ async fn whoever_watches_sees_sas_go_down_with_the_daemon() {
     };
     fixture.events.send(Arc::new(down)).unwrap();
     let mut empty = snapshot();
-    empty.ike_sas.clear();
+    empty.ike_sas = Arc::default();
     fixture.snapshot.store(Arc::new(empty));
 
     assert_eq!(client.next_event().await.unwrap().name, "ike-updown");
