@@ -131,7 +131,10 @@ impl Server {
             };
             let Ok(permit) = Arc::clone(&limit).try_acquire_owned() else {
                 // Closed at once, so that the client fails rather than hangs.
-                tracing::warn!(limit = MAX_CLIENTS, "too many VICI clients, one is turned away");
+                tracing::warn!(
+                    limit = MAX_CLIENTS,
+                    "too many VICI clients, one is turned away"
+                );
                 continue;
             };
             match stream {
