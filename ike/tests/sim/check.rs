@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use swanherd_ike::api::IkeState;
+use swanherd_ike::api::{ChildState, IkeState};
 use swanherd_ipsec::plane::{Direction, SaEntry, SaId};
 
 use crate::world::{ALICE, BOB, World};
@@ -66,6 +66,26 @@ impl World {
         for host in [ALICE, BOB] {
             self.assert_nothing_leaked(host);
         }
+    }
+
+    /// Neither side is in the middle of something: all IKE SAs are established and idle, all
+    /// children installed, and what they replaced is gone.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        [ALICE, BOB].iter().all(|host| {
+            let host = self.host(*host);
+            let sas = host.ike_sas();
+            let children: usize = sas.iter().map(|sa| sa.children.len()).sum();
+            host.plane.sas.len() == 2 * children
+                && sas.iter().all(|sa| {
+                    sa.state == IkeState::Established
+                        && sa.tasks_active.is_empty()
+                        && sa.tasks_passive.is_empty()
+                        && sa
+                            .children
+                            .values()
+                            .all(|child| child.state == ChildState::Installed)
+                })
+        })
     }
 
     fn assert_ends_fit(&self, out: &SaEntry, inward: &SaEntry, receiver: IpAddr) {

@@ -17,6 +17,7 @@ mod plane;
 mod world;
 
 mod attack;
+mod chaos;
 mod handshake;
 mod lifecycle;
 mod loss;
