@@ -56,7 +56,21 @@ struct Report {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ListedConnection {
-    children: std::collections::BTreeMap<String, serde::de::IgnoredAny>,
+    children: std::collections::BTreeMap<String, ListedChild>,
+}
+
+/// One child of [`ListedConnection`].
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ListedChild {
+    mode: String,
+}
+
+impl ListedChild {
+    /// Whether it is negotiated at all, rather than a rule for traffic in clear.
+    fn is_tunnel(&self) -> bool {
+        !matches!(self.mode.as_str(), "PASS" | "DROP")
+    }
 }
 
 /// `swanherd status`
@@ -173,7 +187,7 @@ async fn connect(server: &Server) -> Result<Client, Error> {
     Ok(client)
 }
 
-/// (connection, child) of everything loaded.
+/// (connection, child) of everything loaded that can be up or down.
 async fn configured(client: &mut Client) -> Result<Vec<(String, String)>, Error> {
     let connections: Vec<(String, ListedConnection)> = client
         .list("list-conns", "list-conn", Message::new())
@@ -181,10 +195,11 @@ async fn configured(client: &mut Client) -> Result<Vec<(String, String)>, Error>
     Ok(connections
         .into_iter()
         .flat_map(|(name, listed)| {
-            listed
+            let tunnels = listed
                 .children
-                .into_keys()
-                .map(move |child| (name.clone(), child))
+                .into_iter()
+                .filter(|(_, child)| child.is_tunnel());
+            tunnels.map(move |(child, _)| (name.clone(), child))
         })
         .collect())
 }
@@ -212,7 +227,7 @@ async fn report(server: &Server) -> Result<Report, Error> {
     }
     Ok(Report {
         daemon: version.daemon,
-        version: version.version,
+        version: version.swanherd.unwrap_or(version.version),
         dataplane: stats.str("data-plane").map(str::to_owned),
         up: tunnels.iter().filter(|tunnel| tunnel.state == "up").count(),
         tunnels,
