@@ -21,7 +21,12 @@ const A: &str = "192.0.2.1";
 const B: &str = "192.0.2.2";
 const INNER_A: &str = "10.1.0.1";
 const INNER_B: &str = "10.2.0.1";
+const A6: &str = "2001:db8::1";
+const B6: &str = "2001:db8::2";
+const INNER_A6: &str = "fd00:1::1";
+const INNER_B6: &str = "fd00:2::1";
 const DATAGRAM: usize = 56;
+const BLOCK: usize = 65_536;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Lab {
@@ -43,12 +48,19 @@ impl Lab {
             "ip", "link", "add", "veth0", "netns", &a, "type", "veth", "peer", "name", "veth0",
             "netns", &b,
         ]);
-        for (ns, outer, inner) in [(&a, A, INNER_A), (&b, B, INNER_B)] {
+        for (ns, outer, inner, outer6, inner6) in [
+            (&a, A, INNER_A, A6, INNER_A6),
+            (&b, B, INNER_B, B6, INNER_B6),
+        ] {
             for command in [
                 "link set lo up".to_owned(),
                 format!("addr add {outer}/24 dev veth0"),
+                format!("addr add {outer6}/64 dev veth0 nodad"),
+                // Without link-local addresses nothing waits for their duplicate detection.
+                "link set veth0 addrgenmode none".to_owned(),
                 "link set veth0 up".to_owned(),
                 format!("addr add {inner}/32 dev lo"),
+                format!("addr add {inner6}/128 dev lo nodad"),
             ] {
                 let mut words = vec!["ip", "-n", ns];
                 words.extend(command.split(' '));
@@ -87,6 +99,10 @@ impl Lab {
     /// Sends `count` datagrams of [`DATAGRAM`] octets from a to b, each after the answer to the
     /// one before or [`PATIENCE`]; how many were answered.
     fn exchange(&self, count: u32) -> u32 {
+        self.exchange_between(INNER_A, INNER_B, count)
+    }
+
+    fn exchange_between(&self, a: &'static str, b: &'static str, count: u32) -> u32 {
         let bound = |addr: &'static str| {
             move || {
                 let socket = UdpSocket::bind((addr, 0)).unwrap();
@@ -94,8 +110,8 @@ impl Lab {
                 socket
             }
         };
-        let near = self.enter("a", bound(INNER_A)).join().unwrap();
-        let far = self.enter("b", bound(INNER_B)).join().unwrap();
+        let near = self.enter("a", bound(a)).join().unwrap();
+        let far = self.enter("b", bound(b)).join().unwrap();
         let to = far.local_addr().unwrap();
         let echo = std::thread::spawn(move || {
             let mut buffer = [0; 2000];
@@ -119,12 +135,47 @@ impl Lab {
         answers
     }
 
+    /// Sends `blocks` blocks in one TCP stream from a to b; how many arrived unchanged.
+    fn stream(&self, a: &'static str, b: &'static str, blocks: usize) -> usize {
+        let block: Vec<u8> = (0..BLOCK).map(|i| (i % 251) as u8).collect();
+        let expected = block.clone();
+        let listener = self.enter("b", move || TcpListener::bind((b, 0)).unwrap());
+        let listener = listener.join().unwrap();
+        let to = listener.local_addr().unwrap();
+        let receiver = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let mut received = vec![0; BLOCK];
+            let mut whole = 0;
+            while stream.read_exact(&mut received).is_ok() {
+                whole += usize::from(received == expected);
+            }
+            whole
+        });
+        let sender = self.enter("a", move || {
+            let mut stream = TcpStream::connect(to).unwrap();
+            // From the inner address, which the preferred source of the route is.
+            assert_eq!(stream.local_addr().unwrap().ip().to_string(), a);
+            for _ in 0..blocks {
+                stream.write_all(&block).unwrap();
+            }
+        });
+        sender.join().unwrap();
+        receiver.join().unwrap()
+    }
+
     fn plane(&self, side: &str, suite: &str, options: &[&str]) -> Plane {
-        let (local, remote, local_ts, remote_ts) = if side == "a" {
-            (A, B, "10.1.0.0/16", "10.2.0.0/16")
-        } else {
-            (B, A, "10.2.0.0/16", "10.1.0.0/16")
-        };
+        let ends = [(A, "10.1.0.0/16"), (B, "10.2.0.0/16")];
+        self.plane_between(side, ends, suite, options)
+    }
+
+    fn plane_between(
+        &self,
+        side: &str,
+        [a, b]: [(&str, &str); 2],
+        suite: &str,
+        options: &[&str],
+    ) -> Plane {
+        let ((local, local_ts), (remote, remote_ts)) = if side == "a" { (a, b) } else { (b, a) };
         let mut child = Command::new("ip")
             .args(["netns", "exec", &self.ns(side)])
             .arg(example())
@@ -235,39 +286,34 @@ fn datagrams_pass_with_every_suite_and_are_counted() {
 }
 
 #[test]
+fn ipv6_passes_over_ipv6_and_over_ipv4() {
+    let Some(lab) = Lab::new() else { return };
+    for outer in [[A6, B6], [A, B]] {
+        let ends = [(outer[0], "fd00:1::/32"), (outer[1], "fd00:2::/32")];
+        let a = lab.plane_between("a", ends, "aes256gcm", &[]);
+        let b = lab.plane_between("b", ends, "aes256gcm", &[]);
+
+        let answers = lab.exchange_between(INNER_A6, INNER_B6, 5);
+        let whole = lab.stream(INNER_A6, INNER_B6, 100);
+
+        let (a, b) = (a.stop(), b.stop());
+        assert_eq!((answers, whole), (5, 100), "{outer:?}\n{a}\n{b}");
+    }
+}
+
+#[test]
 fn a_tcp_stream_passes_whole() {
     const BLOCKS: usize = 800;
     let Some(lab) = Lab::new() else { return };
     // One end sends with two threads, on a device with as many queues.
     let a = lab.plane("a", "aes128gcm", &["workers=2"]);
     let b = lab.plane("b", "aes128gcm", &[]);
-    let listener = lab.enter("b", || TcpListener::bind((INNER_B, 0)).unwrap());
-    let listener = listener.join().unwrap();
-    let to = listener.local_addr().unwrap();
-    let block: Vec<u8> = (0..65_536u32).map(|i| (i % 251) as u8).collect();
-    let expected = block.clone();
 
-    let receiver = std::thread::spawn(move || {
-        let mut stream = listener.accept().unwrap().0;
-        let mut received = vec![0; expected.len()];
-        let mut same = 0;
-        while stream.read_exact(&mut received).is_ok() {
-            same += usize::from(received == expected);
-        }
-        same
-    });
-    let sender = lab.enter("a", move || {
-        let mut stream = TcpStream::connect(to).unwrap();
-        for _ in 0..BLOCKS {
-            stream.write_all(&block).unwrap();
-        }
-    });
-    sender.join().unwrap();
-    let same = receiver.join().unwrap();
+    let whole = lab.stream(INNER_A, INNER_B, BLOCKS);
 
     let (a, b) = (a.stop(), b.stop());
-    assert_eq!(same, BLOCKS, "{a}\n{b}");
-    assert!(number(&a, "sa c000000b", "bytes") > BLOCKS as u64 * 65_536);
+    assert_eq!(whole, BLOCKS, "{a}\n{b}");
+    assert!(number(&a, "sa c000000b", "bytes") > (BLOCKS * BLOCK) as u64);
     assert_eq!(number(&b, "sa c000000b", "integrity"), 0, "{b}");
 }
 
