@@ -160,13 +160,19 @@ impl IkeSa {
 
     /// Replaces a child.
     pub(crate) fn start_child_rekey(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let awaited = self
+            .children
+            .get(&id)
+            .and_then(|child| child.replaces)
+            .and_then(|before| self.children.get(&before))
+            .is_some_and(|before| before.check_at.is_some());
         let Some(old) = self.children.get_mut(&id) else {
             return;
         };
         if old.state != ChildState::Installed || old.replaced_by.is_some() {
             return;
         }
-        if old.pending_out.is_some() {
+        if old.pending_out.is_some() && awaited {
             // The peer has asked for it, but perhaps not seen the response yet.
             self.delay(now, Duration::from_secs(1), Task::RekeyChild(id));
             return;
