@@ -263,3 +263,53 @@ fn shutdown_tells_the_peer_and_ends_in_bounded_time_without_it() {
     assert!(pair.alice.sas().is_empty());
     assert!(pair.alice.plane.is_empty());
 }
+
+#[test]
+fn hundreds_of_connections_come_up_and_each_finds_its_own() {
+    let mut pair = Pair::new();
+    for n in 0..300_u32 {
+        let (a_net, b_net) = (
+            format!("10.{}.{}.0/24", n / 200, n % 200),
+            format!("172.{}.{}.0/24", 16 + n / 200, n % 200),
+        );
+        let name = format!("site{n}");
+        let mut a = connection(
+            ALICE,
+            BOB,
+            &format!("a{n}.example"),
+            &format!("b{n}.example"),
+        );
+        a.name.clone_from(&name);
+        let mut b = connection(
+            BOB,
+            ALICE,
+            &format!("b{n}.example"),
+            &format!("a{n}.example"),
+        );
+        b.name = name;
+        a.children = vec![child("net", &a_net, &b_net)];
+        b.children = vec![child("net", &b_net, &a_net)];
+        a.children[0].start_action = START;
+        let now = pair.now;
+        pair.bob
+            .endpoint
+            .load_connection(now, std::sync::Arc::new(b));
+        pair.alice
+            .endpoint
+            .load_connection(now, std::sync::Arc::new(a));
+    }
+
+    pair.drive();
+
+    assert_eq!(pair.alice.live().len(), 300);
+    assert_tunnel(&pair);
+    let mut reqids: Vec<u32> = pair.alice.live().iter().map(|c| c.reqid).collect();
+    reqids.sort_unstable();
+    reqids.dedup();
+    assert_eq!(reqids.len(), 300);
+    for sa in pair.bob.sas() {
+        let name = sa.connection.clone().unwrap();
+        let number = name.strip_prefix("site").unwrap();
+        assert_eq!(sa.local_id.data, format!("b{number}.example").into_bytes());
+    }
+}
