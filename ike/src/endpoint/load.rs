@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Loading and unloading connections, and their start actions.
 
-use swanherd_config::model::{Child, Connection};
+use swanherd_config::model::{Child, Connection, HwOffload};
 
 use super::Endpoint;
 use super::keep::is_negotiated;
@@ -20,6 +20,9 @@ impl Endpoint {
             return;
         }
         self.env.connections.insert(connection.clone());
+        for text in unsupported_options(&connection) {
+            self.env.log(LogGroup::Cfg, 0, text);
+        }
         match &old {
             None => {
                 self.env.log(
@@ -144,6 +147,28 @@ impl Endpoint {
             });
         }
     }
+}
+
+/// Options that are read but not acted upon, in words for the log.
+fn unsupported_options(conn: &Connection) -> Vec<String> {
+    let mut found = Vec::new();
+    if conn.ppk_id.is_some() && !conn.ppk_required {
+        found.push(format!("{}: ppk_id is not acted upon", conn.name));
+    }
+    for child in &conn.children {
+        let options = [
+            ("inactivity", !child.inactivity.is_zero()),
+            ("label", child.label.is_some()),
+            ("tfc_padding", child.tfc_padding != Some(0)),
+            ("hw_offload", child.hw_offload != HwOffload::No),
+        ];
+        for (option, set) in options {
+            if set {
+                found.push(format!("{}/{}: {option} is not acted upon", conn.name, child.name));
+            }
+        }
+    }
+    found
 }
 
 /// Whether two definitions differ in their children at most.
