@@ -95,8 +95,7 @@ async fn serve(
 
     let (stop, stopped) = watch::channel(false);
     let engine = tokio::spawn(engine.run(wait_for(stopped.clone())));
-    let vici = tokio::spawn(server.run(control.clone(), wait_for(stopped.clone())));
-    let metrics = metrics::start(settings, control.clone(), wait_for(stopped)).await;
+    let metrics = metrics::start(settings, control.clone(), wait_for(stopped.clone())).await;
     let metrics = metrics.unwrap_or_else(|error| {
         // Tunnels matter more than their metrics.
         tracing::error!("{error}");
@@ -105,6 +104,8 @@ async fn serve(
 
     let mut loader = Loader::new(definitions, control.clone());
     load(&mut loader).await;
+    // Clients that came early wait in the backlog of the socket and find the definitions loaded.
+    let vici = tokio::spawn(server.run(control.clone(), wait_for(stopped)));
     notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!(vici = %settings.vici_socket, "ready");
 

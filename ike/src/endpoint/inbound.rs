@@ -39,6 +39,9 @@ impl Endpoint {
             header.spi_i
         };
         let Some(&id) = self.env.spis.get(&own) else {
+            if self.say_farewell_again(now, own, datagram, header) {
+                return;
+            }
             self.env.count(None, Counter::InvalidSpi);
             self.log_stranger(now, LogGroup::Net, 2, || {
                 format!(
@@ -59,6 +62,34 @@ impl Endpoint {
                 });
             }
         }
+    }
+
+    /// Repeats the last answer of an IKE SA that is gone, if that is what the peer asks for.
+    fn say_farewell_again(
+        &mut self,
+        now: Now,
+        own_spi: u64,
+        datagram: &Datagram,
+        header: Header,
+    ) -> bool {
+        let id = header.message_id;
+        let answer = self
+            .farewells
+            .answer(now.instant, own_spi, id, &datagram.payload);
+        let Some(answer) = answer.filter(|_| !header.flags.response) else {
+            return false;
+        };
+        for payload in answer {
+            self.env.actions.push_back(Action::Transmit(Transmit {
+                local: datagram.local,
+                remote: datagram.remote,
+                payload: payload.clone(),
+                dscp: 0,
+                keepalive: false,
+            }));
+        }
+        self.env.count(None, Counter::RetransmitReceived);
+        true
     }
 
     /// An IKE_SA_INIT request.

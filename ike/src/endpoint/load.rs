@@ -164,7 +164,10 @@ fn unsupported_options(conn: &Connection) -> Vec<String> {
         ];
         for (option, set) in options {
             if set {
-                found.push(format!("{}/{}: {option} is not acted upon", conn.name, child.name));
+                found.push(format!(
+                    "{}/{}: {option} is not acted upon",
+                    conn.name, child.name
+                ));
             }
         }
     }

@@ -10,12 +10,13 @@
 //!                             └────── requests ────── Env ──► poll_action
 //! ```
 //!
-//! The endpoint finds the IKE SA that an input is for and lets it work with the shared [`Env`].
+//! The endpoint finds the IKE SA that an input is for and lets it work with the shared environment.
 //! What an IKE SA wants of the endpoint (take over a rekeyed SA, run a uniqueness policy, bring a
 //! child up again) it leaves there as a request, which is served before the call returns.
 
 mod command;
 pub(crate) mod connections;
+mod farewell;
 #[cfg(fuzzing)]
 mod fuzzing;
 pub(crate) mod half_open;
@@ -34,6 +35,7 @@ use std::time::{Duration, Instant};
 use swanherd_ipsec::plane::PlaneEvent;
 
 use self::command::Waiter;
+use self::farewell::Farewells;
 use self::keep::{Keep, TrapJob};
 use crate::api::{
     Action, ChildSaId, CommandId, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, LogGroup,
@@ -73,6 +75,7 @@ pub struct Endpoint {
     keep: Keep,
     traps: BTreeMap<Token, TrapJob>,
     strangers: Strangers,
+    farewells: Farewells,
     stopping: bool,
 }
 
@@ -102,6 +105,7 @@ impl Endpoint {
             keep: Keep::default(),
             traps: BTreeMap::new(),
             strangers: Strangers::default(),
+            farewells: Farewells::default(),
             stopping: false,
         }
     }
@@ -405,9 +409,12 @@ impl Endpoint {
     }
 
     fn reap(&mut self, now: Now, id: IkeSaId) {
-        let Some(sa) = self.sas.remove(&id) else {
+        let Some(mut sa) = self.sas.remove(&id) else {
             return;
         };
+        if let Some(last) = sa.inbound.last.take().filter(|_| sa.established.is_some()) {
+            self.farewells.remember(now.instant, sa.own_spi(), last);
+        }
         self.index_connection(id, None);
         if let Some(at) = self.armed.remove(&id) {
             self.deadlines.remove(&(at, id));

@@ -44,21 +44,37 @@ pub(crate) struct Inbound {
     /// Digest of the first datagram of the request that is being worked on.
     pub(crate) current: [u8; 20],
     /// The last request and what it was answered.
-    last: Option<Answered>,
+    pub(crate) last: Option<Answered>,
 }
 
+/// A request of the peer's and the response that it got.
 #[derive(Debug)]
-struct Answered {
+pub(crate) struct Answered {
     message_id: u32,
     digest: [u8; 20],
     datagrams: Vec<Vec<u8>>,
 }
 
+impl Answered {
+    /// `digest` is that of the request's first datagram.
+    pub(crate) fn new(message_id: u32, digest: [u8; 20], datagrams: Vec<Vec<u8>>) -> Self {
+        Self {
+            message_id,
+            digest,
+            datagrams,
+        }
+    }
+
+    /// The response, if `raw` is the request again.
+    pub(crate) fn to(&self, message_id: u32, raw: &[u8]) -> Option<&[Vec<u8>]> {
+        (self.message_id == message_id && self.digest == sha1(raw)).then_some(&self.datagrams)
+    }
+}
+
 impl Inbound {
     /// The response to give again, if `raw` is the last request again.
     pub(crate) fn cached(&self, message_id: u32, raw: &[u8]) -> Option<&[Vec<u8>]> {
-        let last = self.last.as_ref()?;
-        (last.message_id == message_id && last.digest == sha1(raw)).then_some(&last.datagrams)
+        self.last.as_ref()?.to(message_id, raw)
     }
 }
 
@@ -191,11 +207,7 @@ impl IkeSa {
         self.transmit(env, now, &datagrams);
         self.count_message(env, exchange, false, true);
         self.inbound.expected_id = message_id.wrapping_add(1);
-        self.inbound.last = Some(Answered {
-            message_id,
-            digest: self.inbound.current,
-            datagrams,
-        });
+        self.inbound.last = Some(Answered::new(message_id, self.inbound.current, datagrams));
     }
 
     /// The response that is in the cache, once more.

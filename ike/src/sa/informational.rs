@@ -220,7 +220,10 @@ impl IkeSa {
             self.state = IkeState::Deleting;
         }
         self.queue.clear();
-        self.timers.set(Timer::Delete, now.instant + DELETE_LIMIT);
+        // Nobody waits for the end of an SA that is replaced, but a peer that misses it keeps it.
+        if self.state != IkeState::Rekeyed && !self.redundant {
+            self.timers.set(Timer::Delete, now.instant + DELETE_LIMIT);
+        }
         self.changed(env);
     }
 

@@ -401,7 +401,7 @@ impl IkeSa {
 
     /// The peer does not answer.
     pub(crate) fn peer_timed_out(&mut self, env: &mut Env, now: Now, text: String) {
-        if self.state == IkeState::Deleting {
+        if matches!(self.state, IkeState::Deleting | IkeState::Rekeyed) || self.redundant {
             self.end(env, FailureReason::LocalDeleted, text);
             return;
         }

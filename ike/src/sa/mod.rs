@@ -54,6 +54,7 @@ use crate::crypto::IkeKeys;
 use crate::crypto::auth::HashId;
 
 pub(crate) use self::child::ChildSa;
+pub(crate) use self::exchange::Answered;
 pub(crate) use self::tasks::Task;
 
 /// An answer to an action.

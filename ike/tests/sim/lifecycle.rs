@@ -34,6 +34,31 @@ fn either_side_deletes_the_ike_sa() {
 }
 
 #[test]
+fn a_lost_answer_to_the_delete_of_an_ike_sa_is_given_again() {
+    let mut world = established(44);
+    let selector = Selector {
+        ike: Some("to-bob".to_owned()),
+        ..Selector::default()
+    };
+    let command = world.terminate(ALICE, selector);
+    // The request is on its way by then, and arrives; the answer does not.
+    world.run_for(Duration::from_millis(5));
+    world.net.cut = true;
+    world.run_for(Duration::from_secs(1));
+    assert!(world.host(BOB).ike_sas().is_empty());
+    world.net.cut = false;
+    let before = world.elapsed();
+
+    assert_eq!(world.finish(ALICE, command), Ok(()));
+
+    // At the first retransmission, rather than when the deletion is given up.
+    assert!(world.elapsed() - before < Duration::from_secs(5));
+    assert_eq!(world.host(BOB).counted(Counter::RetransmitReceived), 1);
+    world.run_for(Duration::from_secs(10));
+    world.assert_all_clean();
+}
+
+#[test]
 fn either_side_deletes_a_child_and_the_ike_sa_stays() {
     for host in [ALICE, BOB] {
         let mut world = established(41);
