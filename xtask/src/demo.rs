@@ -12,9 +12,9 @@ use serde::Serialize;
 use swanherd_tests::{Daemon, Message, Plane, Star, StarPlan, Vici};
 
 use crate::groups::executables;
-use crate::packages;
-use crate::shell::{Error, cargo, is_root, quiet, stopping};
+use crate::shell::{Error, cargo, is_root, stopping};
 use crate::traffic::Flow;
+use crate::{packages, shell};
 
 /// `cargo xtask demo`
 #[derive(Debug, Parser)]
@@ -106,7 +106,7 @@ fn build(profile: &str) -> Result<(), Error> {
         profile,
     ]);
     build.args(["--message-format", "json-render-diagnostics"]);
-    let built: Vec<(String, PathBuf)> = executables(&quiet(build)?);
+    let built: Vec<(String, PathBuf)> = executables(&shell::build(build)?);
     let (_, path) = built
         .into_iter()
         .next_back()

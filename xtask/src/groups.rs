@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 
 use crate::shell::{Error, cache, cargo, command, in_ci, is_root, quiet, stopping, stream, target};
-use crate::{lab, lint, mips, packages};
+use crate::{lab, lint, mips, packages, shell};
 
 /// Tests of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -287,7 +287,7 @@ impl Report {
         if binaries.is_empty() {
             return Err("there are no fuzz targets".into());
         }
-        let fuzz = crate::shell::workspace().join("fuzz");
+        let fuzz = shell::workspace().join("fuzz");
         let crashes = cache()?.join("fuzz");
         // Two at a time: what developers and continuous integration have is two cores.
         for pair in binaries.chunks(2) {
@@ -324,7 +324,7 @@ impl Report {
         packages::install(packages::NETWORK)?;
         packages::install(packages::STRONGSWAN)?;
         let python = python_with_vici()?;
-        quiet(cargo(["build", "-p", "swanherd", "--locked"]))?;
+        shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
         for binary in test_binaries("swanherd-tests", &["netns", "clients"])? {
             let mut tests = Command::new(binary);
             tests
@@ -337,7 +337,7 @@ impl Report {
 
     fn kernel(&mut self) -> Result<(), Error> {
         packages::install(packages::STRONGSWAN)?;
-        quiet(cargo(["build", "-p", "swanherd", "--locked"]))?;
+        shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
         let planes = test_binaries("swanherd-kernel", &["xfrm_kernel"])?;
         let gateways = test_binaries("swanherd-tests", &["kernel"])?;
         for binary in planes.iter().chain(&gateways) {
@@ -473,7 +473,7 @@ fn test_binaries(package: &str, names: &[&str]) -> Result<Vec<PathBuf>, Error> {
     for name in names {
         build.args(["--test", name]);
     }
-    let built = executables(&quiet(build)?);
+    let built = executables(&shell::build(build)?);
     names
         .iter()
         .map(|name| {
@@ -531,7 +531,7 @@ fn build_fuzz_targets() -> Result<Vec<PathBuf>, Error> {
          -Zsanitizer=address -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks --cfg fuzzing",
     );
     eprintln!("xtask: building the fuzz targets");
-    Ok(executables(&quiet(build)?)
+    Ok(executables(&shell::build(build)?)
         .into_iter()
         .map(|(_, path)| path)
         .collect())

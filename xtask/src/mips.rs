@@ -14,8 +14,8 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::groups::executables;
-use crate::packages;
 use crate::shell::{Error, cache, command, is_root, quiet, stream, target, workspace};
+use crate::{packages, shell};
 
 const TARGET: &str = "mipsel-unknown-linux-musl";
 const EMULATOR: &str = "qemu-mipsel-static";
@@ -153,7 +153,7 @@ fn build() -> Result<Built, Error> {
         }
     }
     eprintln!("xtask: building the standard library and the daemon for {TARGET}");
-    let built = executables(&quiet(build)?);
+    let built = executables(&shell::build(build)?);
     let find = |name: &str| {
         built
             .iter()

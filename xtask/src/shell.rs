@@ -156,20 +156,52 @@ pub(crate) fn stream(
 
 /// Runs a command that must succeed; nothing but its failure is shown.
 pub(crate) fn quiet(mut command: Command) -> Result<String, Error> {
-    let output = command
+    command.stderr(Stdio::piped());
+    capture(command)
+}
+
+/// Runs a build that must succeed, and shows its progress; its standard output.
+pub(crate) fn build(mut command: Command) -> Result<String, Error> {
+    command.stderr(Stdio::inherit());
+    capture(command)
+}
+
+fn capture(mut command: Command) -> Result<String, Error> {
+    let mut child = command
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::piped())
+        .spawn()
         .map_err(|e| format!("cannot start {}: {e}", command.get_program().display()))?;
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    } else {
-        Err(format!(
-            "{command:?} failed:\n{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        )
-        .into())
+    let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if stopping() {
+            let _ = child.kill();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
+    if status.success() {
+        return Ok(text(stdout));
     }
+    // Messages of cargo are for programs; people have seen its standard error already.
+    let shown: String = text(stdout)
+        .lines()
+        .filter(|l| !l.starts_with('{'))
+        .collect();
+    Err(format!("{command:?} failed:\n{shown}{}", text(stderr)).into())
+}
+
+fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
 }
 
 /// A command with arguments.
