@@ -21,6 +21,7 @@
 
 mod checksum;
 mod coalesce;
+mod deadlines;
 mod device;
 mod ecn;
 mod receive;
@@ -38,7 +39,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use swanherd_ipsec::plane::{
     Direction, Mode, Op, Outcome, PlaneError, PlaneEvent, PolicyAction, PolicySet, SaCounters,
@@ -246,7 +247,9 @@ impl TunPlane {
             Direction::Fwd => return Err(refused(&what(), "SAs have no forward direction")),
         }
         let limits = &entry.lifetime;
-        self.shared.arm(id, limits.soft_time, limits.hard_time);
+        self.shared
+            .deadlines()
+            .arm(id, Instant::now(), limits.soft_time, limits.hard_time);
         Ok(Outcome::Done)
     }
 
@@ -268,7 +271,7 @@ impl TunPlane {
             });
         }
         let moved = SaId { spi: id.spi, dst };
-        self.shared.rename_deadlines(id, moved);
+        self.shared.deadlines().rename(id, moved);
         Ok(Outcome::Done)
     }
 
@@ -328,7 +331,7 @@ impl DataPlane for TunPlane {
             } => self.update_sa(id, src, dst, encap),
             Op::RemoveSa(id) => {
                 if self.shared.tables_mut().remove(id) {
-                    self.shared.disarm(id);
+                    self.shared.deadlines().disarm(id);
                 }
                 Ok(Outcome::Done)
             }

@@ -11,6 +11,7 @@ use swanherd_esp::{Expiry, Flow};
 use swanherd_ipsec::plane::{PlaneEvent, SaId};
 use tokio::sync::mpsc;
 
+use super::deadlines::Deadlines;
 use super::device::{Device, Waker};
 use super::tables::Tables;
 use crate::udp::{IkeSocket, Received};
@@ -57,13 +58,6 @@ impl DropReason {
     ];
 }
 
-/// A time limit of an SA.
-#[derive(Clone, Copy, Debug)]
-struct Deadline {
-    id: SaId,
-    hard: bool,
-}
-
 pub(super) struct Shared {
     pub(super) device: Device,
     pub(super) socket: Arc<IkeSocket>,
@@ -76,9 +70,7 @@ pub(super) struct Shared {
     /// SAs at their hard limit, to be removed by whoever holds no lock.
     doomed: Mutex<Vec<SaId>>,
     any_doomed: AtomicBool,
-    /// By time, then in order of installation.
-    deadlines: Mutex<BTreeMap<(Instant, u64), Deadline>>,
-    serial: AtomicU64,
+    deadlines: Mutex<Deadlines>,
     drops: [AtomicU64; DropReason::ALL.len()],
     stopping: AtomicBool,
     device_failed: AtomicBool,
@@ -104,7 +96,6 @@ impl Shared {
             doomed: Mutex::default(),
             any_doomed: AtomicBool::new(false),
             deadlines: Mutex::default(),
-            serial: AtomicU64::new(0),
             drops: std::array::from_fn(|_| AtomicU64::new(0)),
             stopping: AtomicBool::new(false),
             device_failed: AtomicBool::new(false),
@@ -204,7 +195,7 @@ impl Shared {
         for id in doomed {
             let removed = self.tables_mut().remove(id);
             if removed {
-                self.disarm(id);
+                self.deadlines().disarm(id);
                 self.report(PlaneEvent::Expire { id, hard: true });
             }
         }
@@ -236,42 +227,17 @@ impl Shared {
         lock(&self.acquires).remove(&set);
     }
 
-    /// Arms the time limits of an SA.
-    pub(super) fn arm(&self, id: SaId, soft: Option<Duration>, hard: Option<Duration>) {
-        let now = Instant::now();
-        let mut deadlines = lock(&self.deadlines);
-        for (after, hard) in [(soft, false), (hard, true)] {
-            if let Some(at) = after.and_then(|after| now.checked_add(after)) {
-                let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-                deadlines.insert((at, serial), Deadline { id, hard });
-            }
-        }
-    }
-
-    /// Drops the time limits of an SA.
-    pub(super) fn disarm(&self, id: SaId) {
-        lock(&self.deadlines).retain(|_, deadline| deadline.id != id);
-    }
-
-    /// An SA goes by another name now.
-    pub(super) fn rename_deadlines(&self, from: SaId, to: SaId) {
-        for deadline in lock(&self.deadlines).values_mut() {
-            if deadline.id == from {
-                deadline.id = to;
-            }
-        }
+    /// The time limits of SAs.
+    pub(super) fn deadlines(&self) -> MutexGuard<'_, Deadlines> {
+        lock(&self.deadlines)
     }
 
     /// Reports what time has brought, and what waited for the reader.
     pub(super) fn tick(&self) {
         let now = Instant::now();
         loop {
-            let due = {
-                let mut deadlines = lock(&self.deadlines);
-                match deadlines.first_entry() {
-                    Some(first) if first.key().0 <= now => first.remove(),
-                    _ => break,
-                }
+            let Some(due) = self.deadlines().pop(now) else {
+                break;
             };
             if due.hard {
                 lock(&self.doomed).push(due.id);
