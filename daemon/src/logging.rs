@@ -38,6 +38,8 @@ pub(crate) fn start(format: Format) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // Or a reader that is gone, and a full disk, would end in a panic.
+        .log_internal_errors(false)
         .with_ansi(false)
         .with_target(false);
     match (format, stamped) {

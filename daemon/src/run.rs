@@ -94,7 +94,7 @@ async fn serve(
     });
 
     let (stop, stopped) = watch::channel(false);
-    let engine = tokio::spawn(engine.run(wait_for(stopped.clone())));
+    let mut engine = tokio::spawn(engine.run(wait_for(stopped.clone())));
     let metrics = metrics::start(settings, control.clone(), wait_for(stopped.clone())).await;
     let metrics = metrics.unwrap_or_else(|error| {
         // Tunnels matter more than their metrics.
@@ -110,7 +110,18 @@ async fn serve(
     tracing::info!(vici = %settings.vici_socket, "ready");
 
     let watchdog = tokio::spawn(watchdog(control));
-    signals.serve(&mut loader).await;
+    let died = tokio::select! {
+        () = signals.serve(&mut loader) => None,
+        died = &mut engine => Some(died),
+    };
+    if let Some(died) = died {
+        // Without its engine the daemon is of no use to anybody, and must not look alive.
+        let reason = match died {
+            Ok(()) => "it ended".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        return Err(format!("the engine died: {reason}"));
+    }
     notify(&[sd_notify::NotifyState::Stopping]);
     tracing::info!("swanherd stops");
     watchdog.abort();
