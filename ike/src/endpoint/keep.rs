@@ -207,6 +207,15 @@ impl Endpoint {
         let Some(conn) = self.env.connections.get(connection).cloned() else {
             return;
         };
+        // Even where IKE SAs are not shared, one child is enough.
+        let there = self.of_connection(connection).into_iter().any(|id| {
+            self.sas.get(&id).is_some_and(|sa| {
+                !sa.dead && (super::has_child(sa, child) || super::is_making_child(sa, child))
+            })
+        });
+        if there && !self.env.settings.reuse_ikesa {
+            return;
+        }
         match self.start(now, &conn, Some(child)) {
             Started::On(_) => {}
             Started::Already | Started::Refused => self.keep.succeeded(connection, child),

@@ -412,7 +412,9 @@ impl Endpoint {
         let Some(mut sa) = self.sas.remove(&id) else {
             return;
         };
-        if let Some(last) = sa.inbound.last.take().filter(|_| sa.established.is_some()) {
+        // One that never got beyond IKE_SA_INIT is no loss, and strangers can make many.
+        let concluded = sa.established.is_some() || sa.inbound.expected_id > 1;
+        if let Some(last) = sa.inbound.last.take().filter(|_| concluded) {
             self.farewells.remember(now.instant, sa.own_spi(), last);
         }
         self.index_connection(id, None);
@@ -468,6 +470,7 @@ impl Endpoint {
                         | IkeState::Rekeying
                 ) && (sa.initiator || sa.is_established())
                     && !sa.dead
+                    && !sa.queue.iter().any(|task| matches!(task, Task::DeleteIke))
             })
             .max_by_key(|sa| (sa.is_established(), sa.id))
             .map(|sa| sa.id)
@@ -511,9 +514,14 @@ impl Endpoint {
 
 /// Whether an IKE SA has a live child of that name, or is making one.
 fn has_child(sa: &IkeSa, name: &str) -> bool {
+    let ending = |id| {
+        sa.queue
+            .iter()
+            .any(|task| matches!(task, Task::DeleteChild(queued) if *queued == id))
+    };
     sa.children
         .values()
-        .any(|child| child.cfg().name == name && child.is_live())
+        .any(|child| child.cfg().name == name && child.is_live() && !ending(child.id))
 }
 
 fn is_making_child(sa: &IkeSa, name: &str) -> bool {

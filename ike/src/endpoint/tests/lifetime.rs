@@ -313,3 +313,51 @@ fn hundreds_of_connections_come_up_and_each_finds_its_own() {
         assert_eq!(sa.local_id.data, format!("b{number}.example").into_bytes());
     }
 }
+
+#[test]
+fn a_changed_child_replaces_the_old_one_even_while_the_ike_sa_is_busy() {
+    let mut pair = Pair::new();
+    let mut a = alice();
+    a.dpd_delay = Duration::from_secs(10);
+    a.children[0].start_action = START;
+    pair.load(a.clone(), bob());
+    // A probe is in flight and is not answered for a while.
+    pair.filter = Box::new(|_, _| false);
+    pair.pass(Duration::from_secs(11));
+
+    let mut changed = a;
+    changed.children[0].remote_ts = vec![net("10.2.3.0/24")];
+    let now = pair.now;
+    pair.alice
+        .endpoint
+        .load_connection(now, std::sync::Arc::new(changed));
+    pair.drive();
+    pair.filter = Box::new(|_, _| true);
+    pair.pass(Duration::from_secs(30));
+
+    let live = pair.alice.live();
+    assert_eq!(live.len(), 1, "{:#?}", pair.alice.logs());
+    assert_eq!(live[0].remote_ts[0].prefix_len(), Some(24));
+    assert_tunnel(&pair);
+}
+
+#[test]
+fn a_refusal_that_is_lost_is_given_again() {
+    let mut pair = Pair::new();
+    pair.bob
+        .endpoint
+        .set_credentials(psk_credentials("another secret"));
+    pair.load(alice(), bob());
+    let mut answers = 0;
+    pair.filter = Box::new(move |to_bob, _| {
+        answers += u32::from(!to_bob);
+        to_bob || answers != 2
+    });
+
+    let id = pair.initiate("gw", "net");
+    assert_eq!(pair.alice.done(id), None);
+    pair.pass(Duration::from_secs(5));
+
+    assert!(pair.alice.done(id).unwrap().is_err());
+    assert!(pair.alice.sas().is_empty());
+}
