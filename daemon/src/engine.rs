@@ -46,9 +46,10 @@ const EVENT_QUEUE: usize = 4096;
 const RESOLVER_LIMIT: usize = 8;
 /// A lookup that takes longer has failed.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How far published counters may lag. They go up with every datagram, also in a flood, where
-/// publishing each step would cost more than IKE itself.
-const COUNTERS_DELAY: Duration = Duration::from_millis(50);
+/// How far what is published may lag where nobody was told of a change or waits for it. Counters go
+/// up with every datagram, and half-open SAs come with every handshake; publishing each step of
+/// a flood would cost more than IKE itself.
+const PUBLISH_DELAY: Duration = Duration::from_millis(20);
 /// How long a polite shutdown may take.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
@@ -110,7 +111,8 @@ pub(crate) struct Engine<P, S> {
     connections: Arc<BTreeMap<String, Arc<Connection>>>,
     ike_sas: Arc<BTreeMap<IkeSaId, Arc<IkeSaInfo>>>,
     dirty: BTreeSet<IkeSaId>,
-    publish: bool,
+    /// Whether more than `dirty` and `counted` tell has changed since the last publication.
+    behind: bool,
     accounting: Accounting,
     counters: BTreeMap<String, BTreeMap<Counter, u64>>,
     /// Whether `counters` are ahead of what is published.
@@ -172,7 +174,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             connections: Arc::default(),
             ike_sas: Arc::default(),
             dirty: BTreeSet::new(),
-            publish: false,
+            behind: false,
             accounting: Accounting::default(),
             counters: BTreeMap::new(),
             counted: false,
@@ -245,8 +247,8 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     fn next_timeout(&self, deadline: Option<Instant>) -> Instant {
         let idle = if self.waiting.is_empty() { 3600 } else { 1 };
         let idle = Instant::now() + Duration::from_secs(idle);
-        let counted = self.counted.then(|| self.published + COUNTERS_DELAY);
-        [self.endpoint.poll_timeout(), deadline, counted]
+        let publication = self.is_behind().then(|| self.published + PUBLISH_DELAY);
+        [self.endpoint.poll_timeout(), deadline, publication]
             .into_iter()
             .flatten()
             .fold(idle, Instant::min)
@@ -257,7 +259,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             Answer::Plane(token, result, last) => {
                 if let Some((id, counters)) = last {
                     self.accounting.removed(id, counters);
-                    self.publish = true;
+                    self.behind = true;
                 }
                 self.endpoint.handle_plane(now(), token, result);
             }
@@ -288,7 +290,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             Request::UnloadConnection(name, reply) => {
                 let known = self.endpoint.unload_connection(now(), &name);
                 Arc::make_mut(&mut self.connections).remove(&name);
-                self.publish = true;
+                self.publish();
                 let _ = reply.send(if known {
                     Ok(())
                 } else {
@@ -366,7 +368,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         Arc::make_mut(&mut self.connections)
             .insert(connection.name.clone(), Arc::clone(&connection));
         self.endpoint.load_connection(now(), connection);
-        self.publish = true;
+        self.publish();
         Ok(())
     }
 
@@ -376,7 +378,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         log: Option<mpsc::Sender<LogLine>>,
         reply: oneshot::Sender<CommandReply>,
     ) {
-        self.publish();
+        if self.is_behind() {
+            self.publish();
+        }
         let snapshot = self.control.snapshot();
         let (commands, connection, matches) = match command {
             Command::Initiate {
@@ -496,9 +500,8 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 }
             }
         }
-        let counted =
-            self.counted && (!finished.is_empty() || self.published.elapsed() >= COUNTERS_DELAY);
-        if self.publish || counted || !self.dirty.is_empty() {
+        let urgent = !finished.is_empty() || events.iter().any(announces);
+        if self.is_behind() && (urgent || self.published.elapsed() >= PUBLISH_DELAY) {
             self.publish();
         }
         for event in events {
@@ -581,14 +584,19 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             } => {
                 Arc::make_mut(&mut self.last_errors)
                     .insert(name.clone(), (now().unix, text.clone()));
-                self.publish = true;
+                self.behind = true;
             }
             _ => {}
         }
     }
 
+    /// Whether something has changed since the last publication.
+    fn is_behind(&self) -> bool {
+        self.behind || self.counted || !self.dirty.is_empty()
+    }
+
     fn publish(&mut self) {
-        self.publish = false;
+        self.behind = false;
         self.published = Instant::now();
         if std::mem::take(&mut self.counted) {
             self.published_counters = Arc::new(self.counters.clone());
@@ -686,6 +694,18 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             let _ = answers.send(Answer::Counters(dump));
         });
     }
+}
+
+/// Whether clients are told of this, and may look at what is published because of it.
+fn announces(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::IkeUpDown { .. }
+            | Event::IkeRekey { .. }
+            | Event::IkeUpdate { .. }
+            | Event::ChildUpDown { .. }
+            | Event::ChildRekey { .. }
+    )
 }
 
 fn count(counters: &mut BTreeMap<String, BTreeMap<Counter, u64>>, name: &str, counter: Counter) {

@@ -6,6 +6,8 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
 use swanherd_ike::api::{LogGroup, LogLine};
 use tracing_subscriber::EnvFilter;
@@ -31,13 +33,26 @@ pub(crate) struct FileLog {
 }
 
 /// Starts the process-wide subscriber. `RUST_LOG` overrides the level.
-pub(crate) fn start(format: Format) {
+///
+/// Lines are written by a thread of their own, so that a reader of standard error that is stuck
+/// costs lines, and never holds up IKE.
+pub(crate) fn start(format: Format) -> Flusher {
+    let (lines, queue) = sync_channel::<Line>(QUEUE);
+    let flusher = Flusher(lines.clone());
+    let lines = Lines(lines);
+    let writer = std::thread::Builder::new()
+        .name("log".to_owned())
+        .spawn(move || write(&queue));
+    if let Err(error) = writer {
+        // The queue is closed then, and lines are lost; the daemon works without them.
+        crate::client::say(&format!("no log, because its thread cannot start: {error}"));
+    }
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     // The journal stamps lines itself.
     let stamped = std::env::var_os("JOURNAL_STREAM").is_none();
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(move || lines.clone())
         // Or a reader that is gone, and a full disk, would end in a panic.
         .log_internal_errors(false)
         .with_ansi(false)
@@ -46,6 +61,56 @@ pub(crate) fn start(format: Format) {
         (Format::Json, _) => builder.json().init(),
         (Format::Text, true) => builder.init(),
         (Format::Text, false) => builder.without_time().init(),
+    }
+    flusher
+}
+
+/// Lines that may wait for standard error.
+const QUEUE: usize = 4096;
+/// How long the end of the daemon waits for its last lines to be written.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+enum Line {
+    Text(Vec<u8>),
+    /// Everything before it is written.
+    Flush(SyncSender<()>),
+}
+
+/// The way of lines to standard error.
+#[derive(Clone)]
+struct Lines(SyncSender<Line>);
+
+impl Write for Lines {
+    /// Takes one whole line at a time, which is what the formatter writes.
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let _ = self.0.try_send(Line::Text(line.to_vec()));
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes what is left, for a second at most, when it is dropped.
+pub(crate) struct Flusher(SyncSender<Line>);
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        let (done, written) = sync_channel(1);
+        if self.0.try_send(Line::Flush(done)).is_ok() {
+            let _ = written.recv_timeout(FLUSH_LIMIT);
+        }
+    }
+}
+
+fn write(queue: &Receiver<Line>) {
+    for line in queue {
+        match line {
+            // A reader that is gone is no reason to stop.
+            Line::Text(text) => drop(std::io::stderr().write_all(&text)),
+            Line::Flush(done) => drop(done.send(())),
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) async fn run(args: Run) -> ExitCode {
             return ExitCode::from(WRONG_CONFIGURATION);
         }
     };
-    logging::start(match settings.log.format {
+    let _flusher = logging::start(match settings.log.format {
         swanherd_config::settings::LogFormat::Text => logging::Format::Text,
         swanherd_config::settings::LogFormat::Json => logging::Format::Json,
     });

@@ -159,10 +159,6 @@ impl Server {
                 }
             }
         }
-        if let Listener::Unix { path, .. } = &self.listener {
-            // Already gone is fine.
-            let _ = std::fs::remove_file(path);
-        }
         drop(self.listener);
         // Those who watch are told of every SA that goes down with the daemon.
         let ended = async {
@@ -173,6 +169,15 @@ impl Server {
         // The engine does not wait for peers any longer than that either.
         let _ = tokio::time::timeout(FAREWELL, ended).await;
         tokio::time::sleep(FAREWELL_STEP).await;
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Unix { path, .. } = self {
+            // Already gone is fine.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
