@@ -288,6 +288,10 @@ impl Tree {
     pub fn to_config(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.write(&mut out, 0);
+        // A name may begin with what would be taken for a byte order mark at the start of a file.
+        if out.starts_with(b"\xef\xbb\xbf") {
+            out.insert(0, b'\n');
+        }
         out
     }
 

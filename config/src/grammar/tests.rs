@@ -178,6 +178,16 @@ fn build(keys: BTreeMap<String, Vec<u8>>, sections: BTreeMap<String, Tree>) -> T
     tree
 }
 
+#[test]
+fn a_name_that_begins_like_a_byte_order_mark_is_read_back() {
+    let keys = BTreeMap::from([("\u{feff}name".to_owned(), b"value".to_vec())]);
+    let tree = build(keys, BTreeMap::new());
+
+    let parsed = parse_str("t", &tree.to_config()).unwrap();
+
+    assert_eq!(parsed.tree, tree);
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_read_back(tree in arbitrary_tree()) {
