@@ -316,7 +316,11 @@ impl Tree {
                     out.push(b'\n');
                 }
                 Item::Section(section) => {
-                    out.extend_from_slice(b" {\n");
+                    // With a space, `include {` would name files.
+                    if entry.name != "include" {
+                        out.push(b' ');
+                    }
+                    out.extend_from_slice(b"{\n");
                     section.write(out, depth + 1);
                     out.resize(out.len() + depth * 2, b' ');
                     out.extend_from_slice(b"}\n");

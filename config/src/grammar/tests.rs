@@ -188,6 +188,20 @@ fn a_name_that_begins_like_a_byte_order_mark_is_read_back() {
     assert_eq!(parsed.tree, tree);
 }
 
+#[test]
+fn names_that_are_the_word_include_are_read_back() {
+    let keys = BTreeMap::from([("include".to_owned(), b"value".to_vec())]);
+    let sections = BTreeMap::from([("include".to_owned(), Tree::new())]);
+    for tree in [
+        build(keys, BTreeMap::new()),
+        build(BTreeMap::new(), sections),
+    ] {
+        let parsed = parse_str("t", &tree.to_config()).unwrap();
+
+        assert_eq!(parsed.tree, tree);
+    }
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_read_back(tree in arbitrary_tree()) {
