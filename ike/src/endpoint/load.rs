@@ -155,8 +155,15 @@ fn unsupported_options(conn: &Connection) -> Vec<String> {
     if conn.ppk_id.is_some() && !conn.ppk_required {
         found.push(format!("{}: ppk_id is not acted upon", conn.name));
     }
+    if !conn.pools.is_empty() {
+        found.push(format!("{}: pools is not acted upon", conn.name));
+    }
     for child in &conn.children {
         let options = [
+            ("updown", child.updown.is_some()),
+            ("hostaccess", child.hostaccess),
+            ("interface", child.interface.is_some()),
+            ("policies_fwd_out", child.policies_fwd_out),
             ("inactivity", !child.inactivity.is_zero()),
             ("label", child.label.is_some()),
             ("tfc_padding", child.tfc_padding != Some(0)),
