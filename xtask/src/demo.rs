@@ -37,8 +37,8 @@ pub(crate) struct Args {
     /// Who encrypts
     #[arg(long, value_enum, default_value_t = DataPlane::Auto)]
     dataplane: DataPlane,
-    /// Cargo profile of the daemon
-    #[arg(long, default_value = "release")]
+    /// Cargo profile of the daemon: `release` takes longer to build and carries more
+    #[arg(long, default_value = "dev")]
     profile: String,
     /// Run strongSwan's charon as the gateway and as the responders instead
     #[arg(long)]
