@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+pub use swanherd_ipsec::plane::HwOffload;
 use swanherd_ipsec::plane::{Mark, Mode};
 use swanherd_ipsec::{Proposal, Secret, TrafficSelector};
 
@@ -409,19 +410,6 @@ pub struct Action {
     pub trap: bool,
     /// Negotiate at once.
     pub start: bool,
-}
-
-/// `hw_offload`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HwOffload {
-    /// None.
-    No,
-    /// Crypto offload.
-    Crypto,
-    /// Packet offload.
-    Packet,
-    /// The best that the device has.
-    Auto,
 }
 
 /// `copy_dscp`.

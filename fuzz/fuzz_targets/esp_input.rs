@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use libfuzzer_sys::fuzz_target;
 use swanherd_esp::{Flow, InboundSa, OpenError, OutboundSa, PROTO_IPV4};
 use swanherd_ipsec::Secret;
-use swanherd_ipsec::plane::{Direction, Lifetime, Mode, SaEntry, SaKeys};
+use swanherd_ipsec::plane::{Direction, HwOffload, Lifetime, Mode, SaEntry, SaKeys};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 
 /// Cipher, octets of its key, and integrity with the octets of its key.
@@ -58,6 +58,7 @@ fn entry(choice: u8, direction: Direction) -> SaEntry {
         copy_ecn: true,
         copy_dscp_out: true,
         copy_dscp_in: false,
+        offload: HwOffload::No,
     }
 }
 

@@ -60,6 +60,20 @@ pub struct Mark {
     pub mask: u32,
 }
 
+/// Whether the network device processes ESP instead of the kernel's own code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HwOffload {
+    /// The kernel does everything.
+    #[default]
+    No,
+    /// The device encrypts and decrypts; the kernel does the rest.
+    Crypto,
+    /// The device does everything, policies included.
+    Packet,
+    /// As much as the device can; without any support, the kernel does everything.
+    Auto,
+}
+
 /// Limits of an SA. `None` means without limit. Soft limits ask for a rekey, hard limits end the SA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lifetime {
@@ -129,6 +143,8 @@ pub struct SaEntry {
     pub copy_dscp_out: bool,
     /// Whether DSCP is copied from outer to inner header on input.
     pub copy_dscp_in: bool,
+    /// Whether a network device takes over.
+    pub offload: HwOffload,
 }
 
 impl SaEntry {
@@ -191,6 +207,11 @@ pub struct PolicySet {
     pub routes: bool,
     /// A trap: packets that match without an SA raise [`PlaneEvent::Acquire`].
     pub trap: bool,
+    /// Whether forwarded packets towards the peer get a policy in direction fwd of their own, for
+    /// hosts where a wider drop policy would stop them (`policies_fwd_out`).
+    pub fwd_out: bool,
+    /// Whether a network device takes over; policies are offloaded with [`HwOffload::Packet`] only.
+    pub offload: HwOffload,
 }
 
 /// One request to a data plane. Requests are applied in order.
@@ -224,6 +245,17 @@ pub enum Op {
     InstallPolicies(Box<PolicySet>),
     /// Remove a set of policies by id. Removing what is not there succeeds.
     RemovePolicies(u32),
+    /// Add a virtual IP address (RFC 7296 section 3.15) to the interface that has `local`. Each
+    /// addition needs its own removal; the address goes with the last one. An address that was
+    /// there before is left alone by both.
+    AddAddress {
+        /// The virtual address.
+        addr: IpAddr,
+        /// An address of the interface.
+        local: IpAddr,
+    },
+    /// Take back one [`Op::AddAddress`]. Removing what is not there succeeds.
+    RemoveAddress(IpAddr),
 }
 
 impl Op {
@@ -236,6 +268,8 @@ impl Op {
             Self::RemoveSa(_) => "remove SA",
             Self::InstallPolicies(_) => "install policies",
             Self::RemovePolicies(_) => "remove policies",
+            Self::AddAddress { .. } => "add virtual address",
+            Self::RemoveAddress(_) => "remove virtual address",
         }
     }
 }
@@ -289,6 +323,8 @@ pub enum PlaneEvent {
         /// New source port.
         port: u16,
     },
+    /// Addresses, links or routes of this host have changed. Many changes may make one event.
+    NetworkChanged,
 }
 
 /// Counters of one SA.

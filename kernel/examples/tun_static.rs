@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use swanherd_ipsec::plane::{
-    Direction, Lifetime, Mode, Op, PolicyAction, PolicySet, SaEntry, SaKeys, UdpEncap,
+    Direction, HwOffload, Lifetime, Mode, Op, PolicyAction, PolicySet, SaEntry, SaKeys, UdpEncap,
 };
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 use swanherd_ipsec::{Secret, TrafficSelector};
@@ -114,6 +114,7 @@ async fn run() -> Result<(), Error> {
                 copy_ecn: true,
                 copy_dscp_out: true,
                 copy_dscp_in: false,
+                offload: HwOffload::No,
             };
             plane.apply(Op::InstallSa(Box::new(entry))).await?;
         }
@@ -137,6 +138,8 @@ async fn run() -> Result<(), Error> {
         if_id_out: 0,
         routes: true,
         trap: option("trap")?.is_some(),
+        fwd_out: false,
+        offload: HwOffload::No,
     };
     plane.apply(Op::InstallPolicies(Box::new(set))).await?;
     println!("ready {}", plane.device());

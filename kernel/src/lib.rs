@@ -5,6 +5,7 @@
 //! request. [`xfrm`] programs the kernel over netlink; [`tun`] processes ESP in user space behind
 //! a TUN device. [`select`] tells which of them a host can run.
 
+pub mod audit;
 mod netlink;
 pub mod plane;
 pub mod reconcile;

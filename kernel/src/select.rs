@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use swanherd_ipsec::Secret;
-use swanherd_ipsec::plane::{Direction, Lifetime, Mode, PlaneError, SaEntry, SaKeys};
+use swanherd_ipsec::plane::{Direction, HwOffload, Lifetime, Mode, PlaneError, SaEntry, SaKeys};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 
 use crate::plane::PlaneKind;
@@ -88,5 +88,6 @@ fn probe_sa(keys: SaKeys) -> SaEntry {
         copy_ecn: true,
         copy_dscp_out: true,
         copy_dscp_in: false,
+        offload: HwOffload::No,
     }
 }

@@ -337,6 +337,9 @@ impl DataPlane for TunPlane {
             }
             Op::InstallPolicies(set) => self.install_policies(*set).await,
             Op::RemovePolicies(id) => self.remove_policies(id).await,
+            op @ (Op::AddAddress { .. } | Op::RemoveAddress(_)) => {
+                Err(refused(op.name(), "virtual addresses are not handled"))
+            }
         }
     }
 

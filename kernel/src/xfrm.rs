@@ -591,6 +591,11 @@ impl DataPlane for XfrmPlane {
             Op::RemoveSa(id) => self.remove_sa(id).await,
             Op::InstallPolicies(set) => self.install_policies(&mut routes, &set).await,
             Op::RemovePolicies(id) => self.remove_policies(&mut routes, id).await,
+            op @ (Op::AddAddress { .. } | Op::RemoveAddress(_)) => Err(PlaneError {
+                op: op.name().to_owned(),
+                reason: "virtual addresses are not handled".to_owned(),
+                errno: None,
+            }),
         }
     }
 
@@ -804,6 +809,7 @@ fn absent_is_fine(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> 
 #[cfg(test)]
 mod tests {
     use swanherd_ipsec::TrafficSelector;
+    use swanherd_ipsec::plane::HwOffload;
 
     use super::*;
 
@@ -832,6 +838,8 @@ mod tests {
             if_id_out: 0,
             routes: true,
             trap: false,
+            fwd_out: false,
+            offload: HwOffload::No,
         }
     }
 

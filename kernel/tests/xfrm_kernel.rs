@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use swanherd_ipsec::plane::{
-    Direction, Lifetime, Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet, SaEntry, SaId,
-    SaKeys, UdpEncap,
+    Direction, HwOffload, Lifetime, Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet,
+    SaEntry, SaId, SaKeys, UdpEncap,
 };
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 use swanherd_ipsec::{Secret, TrafficSelector};
@@ -156,6 +156,7 @@ fn entry(suite: &Suite, src: IpAddr, dst: IpAddr, spi: u32) -> SaEntry {
         copy_ecn: true,
         copy_dscp_out: true,
         copy_dscp_in: false,
+        offload: HwOffload::No,
     }
 }
 
@@ -180,6 +181,8 @@ fn policies(side: usize, spi: u32) -> PolicySet {
         if_id_out: 0,
         routes: true,
         trap: false,
+        fwd_out: false,
+        offload: HwOffload::No,
     }
 }
 

@@ -7,7 +7,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::{Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet, SaId};
+use swanherd_ipsec::plane::{
+    HwOffload, Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet, SaId,
+};
 use swanherd_kernel::route::{self, Router};
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 use swanherd_kernel::{DataPlane as _, PlaneKind};
@@ -52,6 +54,8 @@ fn set(id: u32, reqid: u32, local: &str, remote: &str) -> PolicySet {
         if_id_out: 0,
         routes: true,
         trap: false,
+        fwd_out: false,
+        offload: HwOffload::No,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use swanherd_ipsec::Secret;
-use swanherd_ipsec::plane::{Direction, Mode, SaKeys};
+use swanherd_ipsec::plane::{Direction, HwOffload, Mode, SaKeys};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 
 use super::*;
@@ -204,6 +204,7 @@ fn entry(suite: &str, esn: bool) -> SaEntry {
         copy_ecn: true,
         copy_dscp_out: true,
         copy_dscp_in: false,
+        offload: HwOffload::No,
     }
 }
 

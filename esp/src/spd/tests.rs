@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use proptest::prelude::*;
-use swanherd_ipsec::plane::Mode;
+use swanherd_ipsec::plane::{HwOffload, Mode};
 
 use super::*;
 
@@ -36,6 +36,8 @@ fn set(
         if_id_out: 0,
         routes: true,
         trap: false,
+        fwd_out: false,
+        offload: HwOffload::No,
     }
 }
 

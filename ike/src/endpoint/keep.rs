@@ -373,6 +373,8 @@ impl Endpoint {
             if_id_out,
             routes: (if_id_in, if_id_out) == (0, 0) && trap,
             trap,
+            fwd_out: child.policies_fwd_out,
+            offload: child.hw_offload,
         };
         let line = format!(
             "{} policies for {}/{}: {} === {}",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Loading and unloading connections, and their start actions.
 
-use swanherd_config::model::{Child, Connection, HwOffload};
+use swanherd_config::model::{Child, Connection};
 
 use super::Endpoint;
 use super::keep::is_negotiated;
@@ -163,11 +163,9 @@ fn unsupported_options(conn: &Connection) -> Vec<String> {
             ("updown", child.updown.is_some()),
             ("hostaccess", child.hostaccess),
             ("interface", child.interface.is_some()),
-            ("policies_fwd_out", child.policies_fwd_out),
             ("inactivity", !child.inactivity.is_zero()),
             ("label", child.label.is_some()),
             ("tfc_padding", child.tfc_padding != Some(0)),
-            ("hw_offload", child.hw_offload != HwOffload::No),
         ];
         for (option, set) in options {
             if set {

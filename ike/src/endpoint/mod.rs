@@ -266,6 +266,7 @@ impl Endpoint {
                     self.with(ike, |sa, env| sa.mapping_changed(env, now, remote));
                 }
             }
+            PlaneEvent::NetworkChanged => {}
         }
         self.settle(now);
     }

@@ -217,6 +217,7 @@ impl ChildSa {
             copy_ecn: cfg.copy_ecn,
             copy_dscp_out: copy_out,
             copy_dscp_in: copy_in,
+            offload: cfg.hw_offload,
         }
     }
 
@@ -242,6 +243,8 @@ impl ChildSa {
             if_id_out: self.if_id.1,
             routes: self.if_id == (0, 0),
             trap: false,
+            fwd_out: cfg.policies_fwd_out,
+            offload: cfg.hw_offload,
         }
     }
 }

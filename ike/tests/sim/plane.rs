@@ -25,6 +25,8 @@ pub(crate) struct FakePlane {
     /// With the order of their installation.
     pub(crate) sas: BTreeMap<SaId, (u64, SaEntry)>,
     pub(crate) policies: BTreeMap<u32, PolicySet>,
+    /// Virtual addresses, once for each addition.
+    pub(crate) addresses: Vec<IpAddr>,
     /// How many operations of a kind fail from now on.
     pub(crate) failing: Vec<(OpKind, u32)>,
     /// What should never have been asked for.
@@ -40,6 +42,7 @@ impl FakePlane {
             reserved: BTreeSet::new(),
             sas: BTreeMap::new(),
             policies: BTreeMap::new(),
+            addresses: Vec::new(),
             failing: Vec::new(),
             violations: Vec::new(),
             keys_seen: BTreeSet::new(),
@@ -96,6 +99,12 @@ impl FakePlane {
             }
             Op::RemovePolicies(id) => {
                 self.policies.remove(&id);
+            }
+            Op::AddAddress { addr, .. } => self.addresses.push(addr),
+            Op::RemoveAddress(addr) => {
+                if let Some(at) = self.addresses.iter().position(|known| *known == addr) {
+                    self.addresses.swap_remove(at);
+                }
             }
         }
         Ok(Outcome::Done)
