@@ -385,6 +385,8 @@ pub struct IkeSaInfo {
     pub nat_fake: bool,
     /// Algorithms, once agreed.
     pub suite: Option<IkeSuite>,
+    /// Virtual addresses that the peer gave to this side (RFC 7296 section 3.15).
+    pub local_vips: Vec<IpAddr>,
     /// When it was established.
     pub established: Option<Instant>,
     /// When it will be rekeyed.

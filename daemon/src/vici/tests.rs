@@ -316,6 +316,7 @@ fn established() -> IkeSaInfo {
             prf: PrfId::HmacSha2_256,
             key_exchange: KeyExchangeId::Curve25519,
         }),
+        local_vips: Vec::new(),
         established: Some(now),
         rekey_at: Some(now + Duration::from_secs(13_881)),
         reauth_at: None,

@@ -33,7 +33,7 @@ mod tasks;
 mod timers;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use swanherd_config::identity::display_identity;
@@ -65,9 +65,9 @@ pub(crate) enum Answer {
     /// Of a computation.
     Computed(Computed),
     /// Addresses of a name.
-    Resolved(Vec<std::net::IpAddr>),
+    Resolved(Vec<IpAddr>),
     /// A source address.
-    Source(Option<std::net::IpAddr>),
+    Source(Option<IpAddr>),
 }
 
 /// What the peer can do, as it said.
@@ -147,6 +147,8 @@ pub(crate) struct IkeSa {
     pub(crate) established: Option<Instant>,
     pub(crate) last_inbound: Instant,
     pub(crate) last_outbound: Instant,
+    /// Virtual addresses that the peer gave to this side.
+    pub(crate) vips: Vec<IpAddr>,
     /// Interface ids of the connection, once drawn.
     pub(crate) if_id: Option<(u32, u32)>,
     /// Whether it counts as half open.
@@ -211,6 +213,7 @@ impl IkeSa {
             established: None,
             last_inbound: now.instant,
             last_outbound: now.instant,
+            vips: Vec::new(),
             if_id: None,
             half_open: false,
             supersedes: None,
@@ -280,6 +283,7 @@ impl IkeSa {
             nat_remote: self.nat.remote,
             nat_fake: self.nat.fake,
             suite: self.suite,
+            local_vips: self.vips.clone(),
             established: self.established,
             rekey_at: self
                 .timers
