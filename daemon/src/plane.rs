@@ -7,11 +7,12 @@ use std::sync::Arc;
 use swanherd_config::settings::{DataPlaneChoice, Settings};
 use swanherd_ike::api::{self, Datagram};
 use swanherd_ipsec::plane::{Op, Outcome, PlaneError, PlaneEvent, SaCounters, SaId};
+use swanherd_kernel::audit::{Audit, ListedPolicy};
 use swanherd_kernel::select::{Selection, probe};
 use swanherd_kernel::tun::{DEFAULT_MARK, TunConfig, TunPlane};
 use swanherd_kernel::udp::{IkeSocket, SocketOptions};
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
-use swanherd_kernel::{DataPlane, PlaneKind};
+use swanherd_kernel::{DataPlane, EventCounts, PlaneKind};
 use tokio::sync::mpsc;
 
 use crate::shell::{self, Sockets};
@@ -184,6 +185,39 @@ impl DataPlane for Plane {
         match &self.inner {
             AnyPlane::Xfrm(plane) => plane.apply(op).await,
             AnyPlane::Tun(plane) => plane.apply(op).await,
+        }
+    }
+
+    async fn apply_all(&self, mut ops: Vec<Op>) -> Vec<Result<Outcome, PlaneError>> {
+        for op in &mut ops {
+            if let Op::InstallPolicies(policies) = op {
+                policies.routes &= self.routes;
+            }
+        }
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.apply_all(ops).await,
+            AnyPlane::Tun(plane) => plane.apply_all(ops).await,
+        }
+    }
+
+    async fn reconcile(&self, dry_run: bool) -> Result<Audit, PlaneError> {
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.reconcile(dry_run).await,
+            AnyPlane::Tun(plane) => plane.reconcile(dry_run).await,
+        }
+    }
+
+    async fn policies(&self) -> Result<Vec<ListedPolicy>, PlaneError> {
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.policies().await,
+            AnyPlane::Tun(plane) => plane.policies().await,
+        }
+    }
+
+    fn event_counts(&self) -> EventCounts {
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.event_counts(),
+            AnyPlane::Tun(plane) => plane.event_counts(),
         }
     }
 

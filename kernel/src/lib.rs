@@ -17,4 +17,4 @@ pub mod udp;
 pub mod xfrm;
 
 pub use netlink::NetlinkError;
-pub use plane::{DataPlane, PlaneKind};
+pub use plane::{DataPlane, EventCounts, PlaneKind};

@@ -22,9 +22,9 @@ const HEADER: usize = 16;
 /// The kernel's dumps fill at most this much per read.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 /// How often a dump that changes under the reader is begun again.
-const DUMP_ATTEMPTS: u32 = 8;
+pub(crate) const DUMP_ATTEMPTS: u32 = 8;
 /// The kernel answers within the system call; an answer this late was lost.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a netlink request failed.
 #[derive(Debug, thiserror::Error)]
@@ -321,7 +321,6 @@ fn read_verdict(frame: &Frame<'_>) -> Result<(), NetlinkError> {
     const CAPPED: u16 = 0x100;
     /// `NLM_F_ACK_TLVS`: attributes follow.
     const ACK_TLVS: u16 = 0x200;
-    const NLMSGERR_ATTR_MSG: u16 = 1;
     let Some(code) = frame.payload.first_chunk::<4>() else {
         return Ok(());
     };
@@ -342,20 +341,25 @@ fn read_verdict(frame: &Frame<'_>) -> Result<(), NetlinkError> {
                 .map_or(0, |l| u32::from_ne_bytes([l[0], l[1], l[2], l[3]]));
             4 + usize::try_from(echoed).unwrap_or(0).next_multiple_of(4)
         };
-        let attributes = frame.payload.get(offset..).unwrap_or_default();
-        text = NlasIterator::new(attributes)
-            .flatten()
-            .find(|attribute| attribute.kind() == NLMSGERR_ATTR_MSG)
-            .map(|attribute| {
-                String::from_utf8_lossy(attribute.value())
-                    .trim_end_matches('\0')
-                    .to_owned()
-            });
+        text = frame.payload.get(offset..).and_then(extended_ack);
     }
     Err(NetlinkError::Refused {
         errno: code.saturating_neg(),
         text,
     })
+}
+
+/// The text among the attributes that follow an error (`NLMSGERR_ATTR_MSG`).
+pub(crate) fn extended_ack(attributes: &[u8]) -> Option<String> {
+    const NLMSGERR_ATTR_MSG: u16 = 1;
+    NlasIterator::new(attributes)
+        .flatten()
+        .find(|attribute| attribute.kind() == NLMSGERR_ATTR_MSG)
+        .map(|attribute| {
+            String::from_utf8_lossy(attribute.value())
+                .trim_end_matches('\0')
+                .to_owned()
+        })
 }
 
 /// Serialises a request; sequence and port number are filled in when it is sent.

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaCounters, SaId};
 
+use crate::audit::{Audit, ListedPolicy};
+
 /// Which implementation a data plane is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaneKind {
@@ -24,6 +26,30 @@ impl PlaneKind {
     }
 }
 
+/// Numbers for the operator about what a plane saw besides the events that it delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventCounts {
+    /// How often the kernel said that it dropped events because we read too slowly.
+    pub overruns: u64,
+    /// Acquires that were not delivered, by reason.
+    pub acquires: AcquireCounts,
+    /// Changes of SAs and policies by other processes.
+    pub foreign_changes: u64,
+}
+
+/// Packets that asked for an SA and raised no event, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AcquireCounts {
+    /// The policy is not ours.
+    pub foreign: u64,
+    /// The kernel did not say which packet asked.
+    pub without_selector: u64,
+    /// The same policy has asked already and is not answered yet.
+    pub coalesced: u64,
+    /// Too many policies asked at once.
+    pub dropped: u64,
+}
+
 /// A data plane. One task calls [`DataPlane::apply`], so that operations keep their order; any task
 /// may read counters. Events arrive on the channel that the constructor of a plane returns next to
 /// it (`tokio::sync::mpsc::Receiver<swanherd_ipsec::plane::PlaneEvent>`, bounded).
@@ -36,6 +62,31 @@ pub trait DataPlane: Send + Sync {
     /// # Errors
     /// The plane's or the kernel's refusal; nothing of the operation is left behind then.
     fn apply(&self, op: Op) -> impl Future<Output = Result<Outcome, PlaneError>> + Send;
+
+    /// Applies operations in order, and answers each: the answers are as many as the operations
+    /// and in their order. One that is refused does not keep the later ones from being tried.
+    fn apply_all(
+        &self,
+        ops: Vec<Op>,
+    ) -> impl Future<Output = Vec<Result<Outcome, PlaneError>>> + Send;
+
+    /// Compares what is there with what is wanted and, unless `dry_run`, mends it: what is missing
+    /// or changed is installed again, what is ours and not wanted is removed. A missing SA is
+    /// reported as hard expired instead, because its sequence numbers are lost and using one twice
+    /// under the same key would break the cipher. What others have is never touched.
+    ///
+    /// # Errors
+    /// If what is there cannot be listed. A remedy that fails is told in its finding.
+    fn reconcile(&self, dry_run: bool) -> impl Future<Output = Result<Audit, PlaneError>> + Send;
+
+    /// Every policy that is in force, in the order in which the plane keeps them, with its owner.
+    ///
+    /// # Errors
+    /// If the kernel cannot be asked.
+    fn policies(&self) -> impl Future<Output = Result<Vec<ListedPolicy>, PlaneError>> + Send;
+
+    /// What happened besides the events that were delivered.
+    fn event_counts(&self) -> EventCounts;
 
     /// Counters of every SA that this plane holds for us, from one dump.
     ///

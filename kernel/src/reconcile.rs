@@ -3,7 +3,7 @@
 //! is there.
 //!
 //! Nothing in here does I/O. A plane asks [`Desired`] which kernel policies an operation changes,
-//! executes the changes, and gives dumps to [`Desired::audit`].
+//! executes the changes, and gives dumps to [`audit`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,8 +12,12 @@ use std::net::IpAddr;
 use netlink_packet_xfrm::{Address, Selector};
 use swanherd_ipsec::plane::{Direction, Mark, PolicyAction, SaEntry, SaId};
 
+use crate::audit::Owner;
+
+mod difference;
 mod journal;
 
+pub(crate) use difference::{ActualPolicy, ActualSa, SeenPolicies, SeenSas, audit};
 pub(crate) use journal::{Journal, Record};
 
 /// Names one kernel policy: no two policies of a namespace agree in all of this.
@@ -127,8 +131,8 @@ pub(crate) enum WantedSa {
 /// The claim of one policy set to one kernel policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
-    /// `connection/child`.
-    pub(crate) owner: String,
+    /// A child's, a trap's or a shunt's.
+    pub(crate) owner: Owner,
     /// What the kernel policy does.
     pub(crate) action: PolicyAction,
     /// Its priority; of several claims the lowest is in force.
@@ -136,7 +140,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    fn reqid(&self) -> Option<u32> {
+    pub(crate) fn reqid(&self) -> Option<u32> {
         match self.action {
             PolicyAction::Protect { reqid, .. } => Some(reqid),
             PolicyAction::Bypass | PolicyAction::Discard => None,
@@ -293,24 +297,41 @@ impl Desired {
 
     /// Of several claims the one with the lowest priority is in force, of equal ones the newest.
     pub(crate) fn in_force(&self, key: &PolicyKey) -> Option<InForce> {
+        self.claim_in_force(key).map(|claim| InForce {
+            action: claim.action,
+            priority: claim.priority,
+        })
+    }
+
+    /// Whose the claim in force is.
+    pub(crate) fn owner(&self, key: &PolicyKey) -> Option<&Owner> {
+        self.claim_in_force(key).map(|claim| &claim.owner)
+    }
+
+    /// The child whose policies have this request id.
+    pub(crate) fn owner_of_reqid(&self, reqid: u32) -> Option<&Owner> {
+        // Only for reports about what is wrong, so that the search may take its time.
+        self.sets
+            .values()
+            .filter_map(|claims| claims.values().next())
+            .find(|claim| claim.reqid() == Some(reqid))
+            .map(|claim| &claim.owner)
+    }
+
+    fn claim_in_force(&self, key: &PolicyKey) -> Option<&Claim> {
         self.claims_of(key)
             .rev()
             .min_by_key(|(_, claim)| claim.priority)
-            .map(|(_, claim)| InForce {
-                action: claim.action,
-                priority: claim.priority,
-            })
+            .map(|(_, claim)| claim)
     }
 
-    fn claims_of<'a>(
-        &'a self,
-        key: &'a PolicyKey,
-    ) -> impl DoubleEndedIterator<Item = (u32, &'a Claim)> {
+    fn claims_of(&self, key: &PolicyKey) -> impl DoubleEndedIterator<Item = (u32, &Claim)> {
+        let key = *key;
         self.claimants
-            .get(key)
+            .get(&key)
             .into_iter()
             .flatten()
-            .filter_map(move |id| Some((*id, self.sets.get(id)?.get(key)?)))
+            .filter_map(move |id| Some((*id, self.sets.get(id)?.get(&key)?)))
     }
 
     fn check_conflict(&self, id: u32, key: &PolicyKey, claim: &Claim) -> Result<(), Conflict> {
@@ -324,113 +345,12 @@ impl Desired {
             {
                 return Err(Conflict {
                     key: *key,
-                    owner: other.owner.clone(),
+                    owner: other.owner.name().unwrap_or_default().to_owned(),
                     reqid,
                 });
             }
         }
         Ok(())
-    }
-
-    /// Compares with what the kernel has. `ledger` is everything that we may have put there.
-    pub(crate) fn audit(
-        &self,
-        ledger: &BTreeSet<Record>,
-        sas: &BTreeSet<SaId>,
-        policies: &BTreeMap<PolicyKey, Actual>,
-    ) -> Audit {
-        let mut audit = Audit::default();
-        for id in self.sas.keys() {
-            if !sas.contains(id) {
-                audit.missing_sas.push(*id);
-            }
-        }
-        for id in sas {
-            if self.sas.contains_key(id) {
-                continue;
-            }
-            if ledger.contains(&Record::Sa(*id)) {
-                audit.unwanted_sas.push(*id);
-            } else {
-                audit.alien_sas += 1;
-            }
-        }
-        for (key, wanted) in self.policies() {
-            match policies.get(&key) {
-                None => audit.missing_policies.push(key),
-                Some(actual) if !actual.is(&key, &wanted) => audit.changed_policies.push(key),
-                Some(_) => {}
-            }
-        }
-        for (key, actual) in policies {
-            if self.claimants.contains_key(key) {
-                continue;
-            }
-            let record = Record::Policy(*key, actual.reqid);
-            if ledger.contains(&record) {
-                audit.unwanted_policies.push(*key);
-            } else {
-                audit.alien_policies += 1;
-            }
-        }
-        audit
-    }
-}
-
-/// What a dump says of one kernel policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Actual {
-    pub(crate) priority: u32,
-    pub(crate) reqid: u32,
-    pub(crate) spi: u32,
-    pub(crate) discards: bool,
-}
-
-impl Actual {
-    fn is(&self, key: &PolicyKey, wanted: &InForce) -> bool {
-        let (reqid, spi, discards) = match wanted.action {
-            PolicyAction::Protect { reqid, spi, .. } => (reqid, spi, false),
-            PolicyAction::Bypass => (0, 0, false),
-            PolicyAction::Discard => (0, 0, true),
-        };
-        // Only outbound policies are bound to an SA.
-        let spi = if key.direction == Direction::Out {
-            spi
-        } else {
-            0
-        };
-        (self.priority, self.reqid, self.spi, self.discards)
-            == (wanted.priority, reqid, spi, discards)
-    }
-}
-
-/// How the kernel differs from what is wanted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Audit {
-    /// SAs that should be there and are not.
-    pub missing_sas: Vec<SaId>,
-    /// SAs that we installed and want no more.
-    pub unwanted_sas: Vec<SaId>,
-    /// How many SAs belong to others.
-    pub alien_sas: usize,
-    /// Policies that should be there and are not.
-    pub missing_policies: Vec<PolicyKey>,
-    /// Policies that someone gave another priority, action or template.
-    pub changed_policies: Vec<PolicyKey>,
-    /// Policies that we installed and want no more.
-    pub unwanted_policies: Vec<PolicyKey>,
-    /// How many policies belong to others.
-    pub alien_policies: usize,
-}
-
-impl Audit {
-    /// Whether the kernel has exactly what is wanted of us; what others have does not count.
-    pub fn is_clean(&self) -> bool {
-        self.missing_sas.is_empty()
-            && self.unwanted_sas.is_empty()
-            && self.missing_policies.is_empty()
-            && self.changed_policies.is_empty()
-            && self.unwanted_policies.is_empty()
     }
 }
 
@@ -455,7 +375,7 @@ mod tests {
         let local = "192.0.2.1".parse().unwrap();
         let remote = "192.0.2.2".parse().unwrap();
         Claim {
-            owner: format!("conn/child-{reqid}"),
+            owner: Owner::Child(format!("conn/child-{reqid}")),
             action: PolicyAction::Protect {
                 mode: swanherd_ipsec::plane::Mode::Tunnel,
                 local,
@@ -464,15 +384,6 @@ mod tests {
                 spi: 0,
             },
             priority,
-        }
-    }
-
-    fn actual(reqid: u32, priority: u32) -> Actual {
-        Actual {
-            priority,
-            reqid,
-            spi: 0,
-            discards: false,
         }
     }
 
@@ -543,50 +454,5 @@ mod tests {
 
         assert!(desired.in_force(&key("10.2.0.0")).is_some());
         assert!(desired.in_force(&key("10.3.0.0")).is_none());
-    }
-
-    #[test]
-    fn an_audit_tells_missing_unwanted_changed_and_alien_apart() {
-        let id = |spi| SaId {
-            spi,
-            dst: "192.0.2.1".parse().unwrap(),
-        };
-        let mut desired = Desired::default();
-        desired.want_sa(id(1), WantedSa::Reserved);
-        desired.want_sa(id(2), WantedSa::Reserved);
-        desired
-            .claim(
-                1,
-                [
-                    (key("10.2.0.0"), claim(7, 100)),
-                    (key("10.3.0.0"), claim(7, 100)),
-                ]
-                .into(),
-            )
-            .unwrap();
-        let ledger = [
-            Record::Sa(id(1)),
-            Record::Sa(id(3)),
-            Record::Policy(key("10.4.0.0"), 7),
-        ]
-        .into();
-        let sas = [id(1), id(3), id(4)].into();
-        let policies = [
-            (key("10.3.0.0"), actual(7, 5)),
-            (key("10.4.0.0"), actual(7, 100)),
-            (key("10.5.0.0"), actual(9, 100)),
-        ]
-        .into();
-
-        let audit = desired.audit(&ledger, &sas, &policies);
-
-        assert_eq!(audit.missing_sas, [id(2)]);
-        assert_eq!(audit.unwanted_sas, [id(3)]);
-        assert_eq!(audit.alien_sas, 1);
-        assert_eq!(audit.missing_policies, [key("10.2.0.0")]);
-        assert_eq!(audit.changed_policies, [key("10.3.0.0")]);
-        assert_eq!(audit.unwanted_policies, [key("10.4.0.0")]);
-        assert_eq!(audit.alien_policies, 1);
-        assert!(!audit.is_clean());
     }
 }

@@ -24,6 +24,7 @@ mod coalesce;
 mod deadlines;
 mod device;
 mod ecn;
+mod listing;
 mod receive;
 mod segment;
 mod shared;
@@ -48,7 +49,8 @@ use swanherd_ipsec::plane::{
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
-use crate::plane::{DataPlane, PlaneKind};
+use crate::audit::{Audit, ListedPolicy};
+use crate::plane::{DataPlane, EventCounts, PlaneKind};
 use crate::udp::{IkeSocket, Received};
 use device::{Device, Waker};
 use shared::Shared;
@@ -341,6 +343,32 @@ impl DataPlane for TunPlane {
                 Err(refused(op.name(), "virtual addresses are not handled"))
             }
         }
+    }
+
+    async fn apply_all(&self, ops: Vec<Op>) -> Vec<Result<Outcome, PlaneError>> {
+        let mut outcomes = Vec::with_capacity(ops.len());
+        for op in ops {
+            outcomes.push(self.apply(op).await);
+        }
+        outcomes
+    }
+
+    /// The SAs and policies are this process's own, so that they never differ from what is wanted.
+    async fn reconcile(&self, _dry_run: bool) -> Result<Audit, PlaneError> {
+        let tables = self.shared.tables();
+        Ok(Audit {
+            sas: tables.counters().len(),
+            policies: listing::policies(&tables.spd).len(),
+            ..Audit::default()
+        })
+    }
+
+    async fn policies(&self) -> Result<Vec<ListedPolicy>, PlaneError> {
+        Ok(listing::policies(&self.shared.tables().spd))
+    }
+
+    fn event_counts(&self) -> EventCounts {
+        EventCounts::default()
     }
 
     async fn counters(&self) -> Result<BTreeMap<SaId, SaCounters>, PlaneError> {

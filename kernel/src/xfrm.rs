@@ -10,38 +10,37 @@
 //! What should be in the kernel is written to the books before the kernel is asked; operations
 //! run one after the other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use swanherd_ipsec::plane::{
-    Direction, Mark, Mode, Op, Outcome, PlaneError, PlaneEvent, PolicyAction, PolicySet,
-    SaCounters, SaEntry, SaId, UdpEncap,
+    Mark, Op, Outcome, PlaneError, PlaneEvent, PolicyAction, PolicySet, SaCounters, SaEntry, SaId,
+    UdpEncap,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use crate::audit::{Audit, ListedPolicy};
 use crate::netlink::{NetlinkError, Requester};
-use crate::plane::{DataPlane, PlaneKind};
-use crate::reconcile::{
-    Actual, Audit, Change, Claim, Claims, Desired, InForce, Journal, PolicyKey, Record, WantedSa,
-};
+use crate::plane::{DataPlane, EventCounts, PlaneKind};
+use crate::reconcile::{Change, Claims, Desired, InForce, Journal, Record, WantedSa};
 use crate::route::Router;
 use crate::route_table::RouteTable;
 
 mod algorithm;
+mod claims;
 mod event;
+mod listing;
 mod message;
+mod reconciling;
 mod selector;
 
-pub use event::EventCounts;
+pub(crate) use claims::{claims, owner};
 pub(crate) use selector::covering_prefix;
 
 use message::{CarriedState, SeenPolicy, SeenSa};
-
-/// More pairs of selectors than this in one set of policies are a mistake or an attack.
-const MAX_PAIRS: usize = 4096;
 
 /// How an [`XfrmPlane`] is set up.
 #[derive(Clone, Debug)]
@@ -117,80 +116,13 @@ impl XfrmPlane {
             events,
         };
         let leftovers = plane.reconcile(false).await.map_err(io::Error::other)?;
-        let removed = leftovers.unwanted_sas.len() + leftovers.unwanted_policies.len();
-        if removed > 0 {
-            tracing::info!(
-                sas = leftovers.unwanted_sas.len(),
-                policies = leftovers.unwanted_policies.len(),
-                "removed what an earlier run left in the kernel"
-            );
-        }
+        reconciling::report_leftovers(&leftovers);
         Ok((plane, receiver))
     }
 
     /// Lookups of routes and addresses.
     pub fn router(&self) -> &Router {
         &self.shared.router
-    }
-
-    /// What the event socket saw besides the events that it delivered.
-    pub fn event_counts(&self) -> EventCounts {
-        self.shared.counts.snapshot()
-    }
-
-    /// Compares the kernel with what is wanted and, unless `dry_run`, mends it: policies that are
-    /// missing or changed are installed again, what is ours and not wanted is removed, and an SA
-    /// that is missing is reported as hard expired. It is not installed again, because its
-    /// sequence numbers are lost and using one twice under the same key would break the cipher.
-    ///
-    /// # Errors
-    /// If the kernel cannot be asked, or refuses.
-    pub async fn reconcile(&self, dry_run: bool) -> Result<Audit, PlaneError> {
-        let mut routes = self.routes.lock().await;
-        let fail = |error| plane_error("reconcile with the kernel", error);
-        let sas = self.dump_sas().await.map_err(fail)?;
-        let policies = self.dump_policies().await.map_err(fail)?;
-        let names: BTreeSet<SaId> = sas.iter().map(|sa| sa.id).collect();
-        let audit = {
-            let books = self.shared.books();
-            books
-                .desired
-                .audit(books.journal.entries(), &names, &policies)
-        };
-        if dry_run {
-            return Ok(audit);
-        }
-        for id in &audit.unwanted_sas {
-            let mark = sas.iter().find(|sa| sa.id == *id).and_then(|sa| sa.mark);
-            self.delete_sa(*id, mark).await.map_err(fail)?;
-        }
-        for key in &audit.unwanted_policies {
-            absent_is_fine(
-                self.shared
-                    .requests
-                    .command(&message::remove_policy(key), 0)
-                    .await,
-            )
-            .map_err(fail)?;
-        }
-        for key in audit.missing_policies.iter().chain(&audit.changed_policies) {
-            let in_force = self.shared.books().desired.in_force(key);
-            if let Some(wanted) = in_force {
-                let request = message::install_policy(key, &wanted.action, wanted.priority, true);
-                self.shared
-                    .requests
-                    .command(&request, 0)
-                    .await
-                    .map_err(fail)?;
-            }
-        }
-        self.shared.strike_out_absent(&audit);
-        if let Err(error) = routes.remove_leftovers(&self.shared.router).await {
-            tracing::warn!(%error, "cannot remove routes of an earlier run");
-        }
-        drop(routes);
-        event::report_missing(&self.shared, &audit.missing_sas);
-        Ok(audit)
     }
 
     async fn alloc_spi(
@@ -489,7 +421,7 @@ impl XfrmPlane {
                     .await
                     .map_err(fail)?
                     .pop();
-                let reqid = present.map_or(0, |policy| policy.reqid);
+                let reqid = present.map_or(0, |policy| policy.reqid());
                 let record = Record::Policy(*key, reqid);
                 let ours = reqid != reqid_of(&after)
                     && self.shared.books().journal.entries().contains(&record);
@@ -513,26 +445,13 @@ impl XfrmPlane {
         self.shared.dump_sas().await
     }
 
-    async fn dump_policies(&self) -> Result<BTreeMap<PolicyKey, Actual>, NetlinkError> {
-        let seen = self
-            .shared
+    async fn dump_policies(&self) -> Result<Vec<SeenPolicy>, NetlinkError> {
+        self.shared
             .requests
             .dump(&message::dump_policies(), |_, payload| {
                 SeenPolicy::parse(payload)
             })
-            .await?;
-        Ok(seen
-            .into_iter()
-            .filter_map(|policy| {
-                let actual = Actual {
-                    priority: policy.priority,
-                    reqid: policy.reqid,
-                    spi: policy.spi,
-                    discards: policy.discards,
-                };
-                Some((policy.key?, actual))
-            })
-            .collect())
+            .await
     }
 }
 
@@ -597,6 +516,26 @@ impl DataPlane for XfrmPlane {
                 errno: None,
             }),
         }
+    }
+
+    async fn apply_all(&self, ops: Vec<Op>) -> Vec<Result<Outcome, PlaneError>> {
+        let mut outcomes = Vec::with_capacity(ops.len());
+        for op in ops {
+            outcomes.push(self.apply(op).await);
+        }
+        outcomes
+    }
+
+    async fn reconcile(&self, dry_run: bool) -> Result<Audit, PlaneError> {
+        XfrmPlane::reconcile_with_kernel(self, dry_run).await
+    }
+
+    async fn policies(&self) -> Result<Vec<ListedPolicy>, PlaneError> {
+        self.list_policies().await
+    }
+
+    fn event_counts(&self) -> EventCounts {
+        self.shared.counts.snapshot()
     }
 
     async fn counters(&self) -> Result<BTreeMap<SaId, SaCounters>, PlaneError> {
@@ -688,26 +627,6 @@ impl Shared {
             }
         }
     }
-
-    /// After a reconciliation, what is not wanted is not there either.
-    fn strike_out_absent(&self, audit: &Audit) {
-        let mut books = self.books();
-        let Books { desired, journal } = &mut *books;
-        let gone: Vec<Record> = journal
-            .entries()
-            .iter()
-            .filter(|record| match record {
-                Record::Sa(id) => desired.sa(*id).is_none() || audit.missing_sas.contains(id),
-                Record::Policy(key, reqid) => {
-                    desired.in_force(key).map(|p| reqid_of(&p)) != Some(*reqid)
-                }
-            })
-            .copied()
-            .collect();
-        for record in gone {
-            books.strike_out(&record);
-        }
-    }
 }
 
 impl Books {
@@ -723,53 +642,6 @@ impl Books {
             tracing::warn!(%error, "cannot write the ledger of installed SAs and policies");
         }
     }
-}
-
-/// The kernel policies of a set: the product of its selectors, in the directions that it needs.
-fn claims(set: &PolicySet) -> Result<Claims, String> {
-    if set.local.len().saturating_mul(set.remote.len()) > MAX_PAIRS {
-        return Err(format!("more than {MAX_PAIRS} pairs of selectors"));
-    }
-    let forwards = !matches!(
-        set.action,
-        PolicyAction::Protect {
-            mode: Mode::Transport,
-            ..
-        }
-    );
-    let mut claims = Claims::new();
-    for local in &set.local {
-        for remote in &set.remote {
-            let matching = local.start.is_ipv4() == remote.start.is_ipv4()
-                && (local.protocol == 0
-                    || remote.protocol == 0
-                    || local.protocol == remote.protocol);
-            if !matching {
-                continue;
-            }
-            let outbound = selector::selector(local, remote).map_err(|e| e.to_string())?;
-            let inbound = selector::selector(remote, local).map_err(|e| e.to_string())?;
-            let mut add = |direction, selector, mark, if_id| {
-                let key = PolicyKey::new(direction, selector, mark, if_id);
-                claims.entry(key).or_insert_with(|| Claim {
-                    owner: set.owner.clone(),
-                    action: set.action,
-                    priority: set
-                        .priority
-                        .unwrap_or_else(|| selector::priority(&set.action, selector, set.trap)),
-                });
-            };
-            add(Direction::Out, &outbound, set.mark_out, set.if_id_out);
-            add(Direction::In, &inbound, set.mark_in, set.if_id_in);
-            if forwards {
-                add(Direction::Fwd, &inbound, set.mark_in, set.if_id_in);
-            }
-        }
-    }
-    if claims.is_empty() {
-        return Err("no local selector goes with a remote one".to_owned());
-    }
-    Ok(claims)
 }
 
 fn reqid_of(policy: &InForce) -> u32 {
@@ -803,91 +675,5 @@ fn absent_is_fine(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> 
             Ok(())
         }
         other => other,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use swanherd_ipsec::TrafficSelector;
-    use swanherd_ipsec::plane::HwOffload;
-
-    use super::*;
-
-    fn set(local: &[&str], remote: &[&str], mode: Mode) -> PolicySet {
-        let networks = |list: &[&str]| {
-            list.iter()
-                .map(|text| TrafficSelector::network(text.parse().unwrap(), 24).unwrap())
-                .collect()
-        };
-        PolicySet {
-            id: 1,
-            owner: "conn/child".to_owned(),
-            local: networks(local),
-            remote: networks(remote),
-            action: PolicyAction::Protect {
-                mode,
-                local: "192.0.2.1".parse().unwrap(),
-                remote: "192.0.2.2".parse().unwrap(),
-                reqid: 3,
-                spi: 0,
-            },
-            priority: None,
-            mark_in: None,
-            mark_out: None,
-            if_id_in: 0,
-            if_id_out: 0,
-            routes: true,
-            trap: false,
-            fwd_out: false,
-            offload: HwOffload::No,
-        }
-    }
-
-    #[test]
-    fn a_tunnel_gets_the_product_of_its_selectors_in_three_directions() {
-        let claims = claims(&set(
-            &["10.1.0.0", "10.3.0.0"],
-            &["10.2.0.0", "10.4.0.0"],
-            Mode::Tunnel,
-        ))
-        .unwrap();
-        assert_eq!(claims.len(), 12);
-        assert!(claims.values().all(|claim| claim.priority == 375_423));
-    }
-
-    #[test]
-    fn transport_mode_does_not_forward() {
-        let claims = claims(&set(&["10.1.0.0"], &["10.2.0.0"], Mode::Transport)).unwrap();
-        let directions: Vec<Direction> = claims.keys().map(|key| key.direction).collect();
-        assert_eq!(directions, [Direction::In, Direction::Out]);
-    }
-
-    #[test]
-    fn directions_have_their_own_marks_and_interfaces() {
-        let mut set = set(&["10.1.0.0"], &["10.2.0.0"], Mode::Tunnel);
-        set.if_id_in = 5;
-        set.if_id_out = 6;
-        set.mark_out = Some(Mark {
-            value: 7,
-            mask: u32::MAX,
-        });
-        for (key, _) in claims(&set).unwrap() {
-            if key.direction == Direction::Out {
-                assert_eq!((key.if_id, key.mark), (6, set.mark_out));
-            } else {
-                assert_eq!((key.if_id, key.mark), (5, None));
-            }
-        }
-    }
-
-    #[test]
-    fn selectors_of_different_families_are_not_paired() {
-        let mut mixed = set(&["10.1.0.0"], &["10.2.0.0"], Mode::Tunnel);
-        mixed
-            .local
-            .push(TrafficSelector::network("fd00::".parse().unwrap(), 64).unwrap());
-        assert_eq!(claims(&mixed).unwrap().len(), 3);
-        mixed.local.remove(0);
-        assert!(claims(&mixed).is_err());
     }
 }

@@ -12,6 +12,7 @@ use swanherd_ipsec::plane::{
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 use swanherd_ipsec::{Secret, TrafficSelector};
 use swanherd_kernel::DataPlane as _;
+use swanherd_kernel::audit::{Difference, Remedy};
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 use tokio::sync::mpsc::Receiver;
 
@@ -567,8 +568,25 @@ fn policies_changed_by_others_are_put_right() {
 
         let audit = hosts.planes[0].reconcile(false).await.unwrap();
 
-        assert_eq!(audit.missing_policies.len(), 1);
-        assert_eq!(audit.changed_policies.len(), 1);
+        let found: Vec<_> = audit
+            .findings
+            .iter()
+            .map(|finding| {
+                (
+                    finding.difference,
+                    &finding.remedy,
+                    finding.owner.as_deref(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (Difference::Changed, &Remedy::Installed, Some("lab/tunnel")),
+                (Difference::Missing, &Remedy::Installed, Some("lab/tunnel")),
+            ],
+            "{audit:?}"
+        );
         assert!(hosts.lab.ping(0, 1));
     });
 }

@@ -246,7 +246,7 @@ fn acquires_of_other_daemons_are_counted_and_kept_away() {
         );
 
         lab.exec(0, "ping -c 1 -W 1 -I 10.1.0.1 192.0.2.2");
-        while plane.event_counts().foreign_acquires == 0 {
+        while plane.event_counts().acquires.foreign == 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
 

@@ -26,6 +26,7 @@ use super::Shared;
 use super::message::attributes;
 use super::selector::address;
 use crate::netlink;
+use crate::plane::{AcquireCounts, EventCounts};
 use crate::reconcile::{Record, WantedSa};
 
 /// Room for bursts; the kernel grants what its limits allow.
@@ -34,17 +35,6 @@ const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 const ERROR_PAUSE: Duration = Duration::from_millis(500);
 /// Mappings remembered, so that each change is reported once and not with each packet.
 const MAX_MAPPINGS: usize = 4096;
-
-/// Numbers for the operator; see [`super::XfrmPlane::event_counts`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EventCounts {
-    /// How often the kernel said that it dropped events because we read too slowly.
-    pub overruns: u64,
-    /// Acquires of policies that are not ours.
-    pub foreign_acquires: u64,
-    /// Changes of SAs and policies by other processes.
-    pub foreign_changes: u64,
-}
 
 #[derive(Debug, Default)]
 pub(super) struct Counts {
@@ -60,7 +50,10 @@ impl Counts {
     pub(super) fn snapshot(&self) -> EventCounts {
         EventCounts {
             overruns: self.overruns.load(Ordering::Relaxed),
-            foreign_acquires: self.foreign_acquires.load(Ordering::Relaxed),
+            acquires: AcquireCounts {
+                foreign: self.foreign_acquires.load(Ordering::Relaxed),
+                ..AcquireCounts::default()
+            },
             foreign_changes: self.foreign_changes.load(Ordering::Relaxed),
         }
     }

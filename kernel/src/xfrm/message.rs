@@ -17,8 +17,8 @@ use netlink_packet_xfrm::{
     XFRM_POLICY_ALLOW, XFRM_POLICY_BLOCK, XFRM_POLICY_FWD, XFRM_POLICY_IN, XFRM_POLICY_OUT,
     XFRM_SA_XFLAG_DONT_ENCAP_DSCP, XFRM_STATE_AF_UNSPEC, XFRM_STATE_DECAP_DSCP, XFRM_STATE_ESN,
     XFRM_STATE_NOECN, XFRM_STATE_NOPMTUDISC, XFRM_USER_POLICY_INFO_LEN, XFRM_USER_SA_INFO_LEN,
-    XFRMA_IF_ID, XFRMA_LASTUSED, XFRMA_LTIME_VAL, XFRMA_MARK, XFRMA_REPLAY_ESN_VAL,
-    XFRMA_REPLAY_VAL, XFRMA_TMPL, XfrmAttrs, XfrmMessage,
+    XFRMA_IF_ID, XFRMA_LASTUSED, XFRMA_LTIME_VAL, XFRMA_MARK, XFRMA_POLICY_TYPE,
+    XFRMA_REPLAY_ESN_VAL, XFRMA_REPLAY_VAL, XFRMA_SEC_CTX, XFRMA_TMPL, XfrmAttrs, XfrmMessage,
 };
 use swanherd_ipsec::plane::{
     Direction, Lifetime, Mark, Mode, PolicyAction, SaCounters, SaEntry, SaId,
@@ -284,6 +284,10 @@ pub(super) struct SeenSa {
     pub(super) proto: u8,
     /// Its mark.
     pub(super) mark: Option<Mark>,
+    /// Its request id.
+    pub(super) reqid: u32,
+    /// Source address of the outer packets.
+    pub(super) src: IpAddr,
     /// When it was installed, in seconds since the epoch.
     pub(super) added: u64,
     /// Counters.
@@ -312,6 +316,8 @@ impl SeenSa {
             },
             proto: info.id.proto,
             mark: seen_mark,
+            reqid: info.reqid,
+            src: address(info.family, &info.saddr),
             added: info.lifetime_cur.add_time,
             counters: SaCounters {
                 bytes: info.lifetime_cur.bytes,
@@ -363,25 +369,55 @@ impl CarriedState {
 /// A policy as a dump or an answer shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SeenPolicy {
-    /// Its key; `None` for per-socket policies and sub-policies, which have none in our sense.
-    pub(super) key: Option<PolicyKey>,
+    /// The kernel's number of it.
+    pub(super) index: u32,
+    /// Its key, as far as we tell policies apart.
+    pub(super) key: PolicyKey,
+    /// Which kind of policy it is.
+    pub(super) kind: PolicyClass,
     /// Its priority.
     pub(super) priority: u32,
-    /// Request id of the first template, 0 without one.
-    pub(super) reqid: u32,
-    /// SPI of the first template, 0 without one.
-    pub(super) spi: u32,
+    /// The first template, if there is one.
+    pub(super) template: Option<SeenTemplate>,
     /// Whether it drops.
     pub(super) discards: bool,
+}
+
+/// Whether a policy may be one of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PolicyClass {
+    /// An ordinary one.
+    Plain,
+    /// Bound to an interface, a user or a security context, which ours never are: it differs from
+    /// one of ours with the same key.
+    Bound,
+    /// A socket's own.
+    Socket,
+    /// A sub-policy (`XFRM_POLICY_TYPE_SUB`), which is consulted besides the others.
+    Sub,
+}
+
+/// Template of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SeenTemplate {
+    pub(super) mode: Mode,
+    pub(super) reqid: u32,
+    pub(super) spi: u32,
+    pub(super) src: IpAddr,
+    pub(super) dst: IpAddr,
 }
 
 impl SeenPolicy {
     /// Reads `struct xfrm_userpolicy_info` and the attributes behind it.
     pub(super) fn parse(payload: &[u8]) -> Option<Self> {
+        /// `XFRM_POLICY_TYPE_SUB`
+        const SUB: u8 = 1;
         let info = UserPolicyInfo::parse(payload).ok()?;
         let mut seen_mark = None;
         let mut if_id = 0;
         let mut template = None;
+        let mut bound = info.selector.ifindex != 0 || info.selector.user != 0;
+        let mut sub = false;
         for (kind, value) in attributes(payload, XFRM_USER_POLICY_INFO_LEN) {
             match kind {
                 XFRMA_MARK => seen_mark = read_mark(value),
@@ -389,25 +425,51 @@ impl SeenPolicy {
                     if_id = value.first_chunk().copied().map_or(0, u32::from_ne_bytes);
                 }
                 XFRMA_TMPL => template = UserTemplate::parse(value).ok(),
+                XFRMA_SEC_CTX => bound = true,
+                XFRMA_POLICY_TYPE => sub = value.first() == Some(&SUB),
                 _ => {}
             }
         }
-        let key = match info.direction {
-            XFRM_POLICY_IN => Some(Direction::In),
-            XFRM_POLICY_OUT => Some(Direction::Out),
-            XFRM_POLICY_FWD => Some(Direction::Fwd),
-            _ => None,
-        }
-        .map(|direction| PolicyKey::new(direction, &info.selector, seen_mark, if_id));
+        // Policies of sockets have directions of their own behind the three common ones.
+        let kind = match info.direction {
+            _ if sub => PolicyClass::Sub,
+            SOCKET_DIRECTIONS.. => PolicyClass::Socket,
+            _ if bound => PolicyClass::Bound,
+            _ => PolicyClass::Plain,
+        };
+        let direction = match info.direction % SOCKET_DIRECTIONS {
+            XFRM_POLICY_IN => Direction::In,
+            XFRM_POLICY_OUT => Direction::Out,
+            _ => Direction::Fwd,
+        };
         Some(Self {
-            key,
+            index: info.index,
+            key: PolicyKey::new(direction, &info.selector, seen_mark, if_id),
+            kind,
             priority: info.priority,
-            reqid: template.map_or(0, |t| t.reqid),
-            spi: template.map_or(0, |t| t.id.spi),
+            template: template.map(|template| SeenTemplate {
+                mode: match template.mode {
+                    XFRM_MODE_TRANSPORT => Mode::Transport,
+                    XFRM_MODE_BEET => Mode::Beet,
+                    _ => Mode::Tunnel,
+                },
+                reqid: template.reqid,
+                spi: template.id.spi,
+                src: address(template.family, &template.saddr),
+                dst: address(template.family, &template.id.daddr),
+            }),
             discards: info.action == XFRM_POLICY_BLOCK,
         })
     }
+
+    /// Request id of the template, 0 without one.
+    pub(super) fn reqid(&self) -> u32 {
+        self.template.map_or(0, |template| template.reqid)
+    }
 }
+
+/// `XFRM_POLICY_MAX`: policies of sockets have their directions from here on.
+const SOCKET_DIRECTIONS: u8 = 3;
 
 /// The attributes behind a fixed structure of `offset` octets.
 pub(super) fn attributes(payload: &[u8], offset: usize) -> impl Iterator<Item = (u16, &[u8])> {

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Makes the kernel equal to what is wanted: at start, on demand, and every now and then.
+
+use std::collections::BTreeSet;
+
+use swanherd_ipsec::plane::{PlaneError, SaId};
+
+use super::message::{self, PolicyClass, SeenPolicy, SeenSa};
+use super::{XfrmPlane, absent_is_fine, event, plane_error, reqid_of};
+use crate::audit::{Audit, Difference, Object, Remedy};
+use crate::netlink::NetlinkError;
+use crate::reconcile::{self, ActualPolicy, ActualSa, PolicyKey, Record, SeenPolicies, SeenSas};
+
+impl XfrmPlane {
+    pub(super) async fn reconcile_with_kernel(&self, dry_run: bool) -> Result<Audit, PlaneError> {
+        let mut routes = self.routes.lock().await;
+        let fail = |error| plane_error("reconcile with the kernel", error);
+        let sas = self.dump_sas().await.map_err(fail)?;
+        let policies = self.dump_policies().await.map_err(fail)?;
+        let policies = seen_policies(&policies);
+        let mut audit = {
+            let books = self.shared.books();
+            let ledger = books.journal.entries();
+            reconcile::audit(&books.desired, ledger, &seen_sas(&sas), &policies)
+        };
+        if dry_run {
+            return Ok(audit);
+        }
+        let mut lost = Vec::new();
+        for finding in &mut audit.findings {
+            finding.remedy = match (finding.object, finding.difference) {
+                (Object::Sa(id), Difference::Missing | Difference::InTheWay) => {
+                    lost.push(id);
+                    Remedy::Renegotiated
+                }
+                (Object::Sa(id), _) => {
+                    let mark = sas.iter().find(|sa| sa.id == id).and_then(|sa| sa.mark);
+                    remedy(Remedy::Removed, self.delete_sa(id, mark).await)
+                }
+                (Object::Policy(key), Difference::Missing | Difference::Changed) => {
+                    remedy(Remedy::Installed, self.put_back(&key).await)
+                }
+                (Object::Policy(key), Difference::Unwanted) => {
+                    let removal = message::remove_policy(&key);
+                    let removed = self.shared.requests.command(&removal, 0).await;
+                    remedy(Remedy::Removed, absent_is_fine(removed))
+                }
+                // Someone else's stays; the finding says what it is.
+                (Object::Policy(_), Difference::InTheWay)
+                | (Object::Route(_) | Object::Rule { .. } | Object::Address(_), _) => Remedy::None,
+            };
+        }
+        let names: BTreeSet<SaId> = sas.iter().map(|sa| sa.id).collect();
+        self.strike_out_absent(&audit, &names, &policies);
+        if let Err(error) = routes.remove_leftovers(&self.shared.router).await {
+            tracing::warn!(%error, "cannot remove routes of an earlier run");
+        }
+        drop(routes);
+        event::report_missing(&self.shared, &lost);
+        Ok(audit)
+    }
+
+    /// Installs a policy of ours again.
+    async fn put_back(&self, key: &PolicyKey) -> Result<(), NetlinkError> {
+        let in_force = self.shared.books().desired.in_force(key);
+        let Some(wanted) = in_force else {
+            return Ok(());
+        };
+        let request = message::install_policy(key, &wanted.action, wanted.priority, true);
+        self.shared.requests.command(&request, 0).await
+    }
+
+    /// After a reconciliation, strikes out what is neither wanted nor there.
+    fn strike_out_absent(&self, audit: &Audit, sas: &BTreeSet<SaId>, policies: &SeenPolicies) {
+        let removed: BTreeSet<Object> = audit
+            .findings
+            .iter()
+            .filter(|finding| finding.remedy == Remedy::Removed)
+            .map(|finding| finding.object)
+            .collect();
+        let mut books = self.shared.books();
+        let gone: Vec<Record> = books
+            .journal
+            .entries()
+            .iter()
+            .filter(|record| match record {
+                Record::Sa(id) => {
+                    let there = sas.contains(id) && !removed.contains(&Object::Sa(*id));
+                    books.desired.sa(*id).is_none() && !there
+                }
+                Record::Policy(key, reqid) => {
+                    let wanted = books.desired.in_force(key).map(|policy| reqid_of(&policy));
+                    let there = policies
+                        .get(key)
+                        .is_some_and(|actual| actual.reqid() == *reqid)
+                        && !removed.contains(&Object::Policy(*key));
+                    // What is wanted under the same key has taken its place.
+                    wanted != Some(*reqid) && (wanted.is_some() || !there)
+                }
+            })
+            .copied()
+            .collect();
+        for record in gone {
+            books.strike_out(&record);
+        }
+    }
+}
+
+/// Tells what an earlier run had left and the first audit removed.
+pub(super) fn report_leftovers(audit: &Audit) {
+    let removed = |of: fn(&Object) -> bool| {
+        audit
+            .findings
+            .iter()
+            .filter(|finding| finding.remedy == Remedy::Removed && of(&finding.object))
+            .count()
+    };
+    let sas = removed(|object| matches!(object, Object::Sa(_)));
+    let policies = removed(|object| matches!(object, Object::Policy(_)));
+    if sas + policies > 0 {
+        tracing::info!(
+            sas,
+            policies,
+            "removed what an earlier run left in the kernel"
+        );
+    }
+    for finding in &audit.findings {
+        if let Remedy::Failed(error) = &finding.remedy {
+            tracing::warn!(object = ?finding.object, %error,
+                "cannot remove what an earlier run left in the kernel");
+        }
+    }
+}
+
+fn remedy(done: Remedy, result: Result<(), NetlinkError>) -> Remedy {
+    match result {
+        Ok(()) => done,
+        Err(error) => Remedy::Failed(error.to_string()),
+    }
+}
+
+fn seen_sas(dump: &[SeenSa]) -> SeenSas {
+    let actual = |sa: &SeenSa| ActualSa {
+        src: sa.src,
+        reqid: sa.reqid,
+    };
+    dump.iter().map(|sa| (sa.id, actual(sa))).collect()
+}
+
+/// The policies that might be ours. What belongs to sockets is theirs, and sub-policies and
+/// policies bound to an interface or a user are never ours.
+fn seen_policies(dump: &[SeenPolicy]) -> SeenPolicies {
+    dump.iter()
+        .filter(|policy| policy.kind == PolicyClass::Plain)
+        .map(|policy| {
+            let actual = ActualPolicy {
+                priority: policy.priority,
+                template: policy.template.map(|t| (t.mode, t.reqid, t.spi)),
+                discards: policy.discards,
+            };
+            (policy.key, actual)
+        })
+        .collect()
+}
