@@ -6,5 +6,6 @@
 //! User-mode Linux. The tests of `user_plane` need none. `SWANHERD_LONG=1` gives the numbers that
 //! a release is judged by, `SWANHERD_SEED=N` repeats a run.
 
+mod crash;
 mod cycles;
 mod support;

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use swanherd_tests::{Message, Namespace, Node, Vici};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use swanherd_tests::{Message, Namespace, Node, Pings, Vici};
 
 /// Whether to take the time for the large numbers.
 pub(crate) fn long() -> bool {
@@ -53,6 +55,14 @@ impl View {
             }
         }
         view
+    }
+
+    /// Without the policies of sockets, which live as long as the process that has the sockets.
+    pub(crate) fn without_sockets(mut self) -> Self {
+        if let Some(policies) = self.0.get_mut("policies") {
+            policies.retain(|entry| !entry.contains("; socket "));
+        }
+        self
     }
 
     /// The entries of one list.
@@ -168,4 +178,75 @@ pub(crate) fn command(vici: &mut Vici, name: &str, message: &Message) -> Result<
         "yes" => Ok(()),
         _ => Err(answer.text("errmsg").to_owned()),
     }
+}
+
+/// Numbers that look random and are the same for the same seed (splitmix64).
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    /// With the seed in `SWANHERD_SEED`, else with a new one; prints it.
+    pub(crate) fn new() -> Self {
+        let given = std::env::var("SWANHERD_SEED").ok();
+        let seed = given.map_or_else(
+            || {
+                SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(1, |since| u64::from(since.subsec_nanos()))
+            },
+            |seed| seed.parse().expect("SWANHERD_SEED is a number"),
+        );
+        eprintln!("SWANHERD_SEED={seed}");
+        Self(seed)
+    }
+
+    /// A number below `limit`.
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit.max(1)
+    }
+}
+
+/// Installs an SA and policies that are nobody's here: IPv4 and IPv6.
+pub(crate) fn install_aliens(namespace: &Namespace) {
+    let key = "0x000102030405060708090a0b0c0d0e0f10111213";
+    for (a, b, net_a, net_b) in [
+        (
+            "203.0.113.1",
+            "203.0.113.2",
+            "172.20.0.0/16",
+            "172.21.0.0/16",
+        ),
+        ("2001:db8:77::1", "2001:db8:77::2", "fd20::/64", "fd21::/64"),
+    ] {
+        namespace.ip(&format!(
+            "xfrm state add src {a} dst {b} proto esp spi 0x1234 reqid 77 mode tunnel \
+             aead rfc4106(gcm(aes)) {key} 128"
+        ));
+        for direction in ["out", "fwd"] {
+            namespace.ip(&format!(
+                "xfrm policy add src {net_a} dst {net_b} dir {direction} priority 1234 \
+                 tmpl src {a} dst {b} proto esp reqid 77 mode tunnel"
+            ));
+        }
+        namespace.ip(&format!(
+            "xfrm policy add src {net_b} dst {net_a} dir in priority 4321 action block"
+        ));
+    }
+}
+
+/// Waits until echo requests are answered, for `seconds` at the most.
+pub(crate) fn assert_reachable(node: &Node, from: &str, to: &str, seconds: u32) {
+    let mut text = String::new();
+    for _ in 0..seconds {
+        // Two seconds of patience with each at the most.
+        let report = Pings::start(&node.namespace, from, to, 2).finish();
+        if report.received == report.sent {
+            return;
+        }
+        text = report.text;
+    }
+    panic!("{text}\n{}", node.log());
 }
