@@ -70,6 +70,8 @@ pub struct Settings {
     pub dataplane: DataPlaneChoice,
     /// `swanherd.counters_interval`: how often the SAs' counters are read.
     pub counters_interval: Duration,
+    /// `swanherd.reconcile_interval`: how often the data plane is audited; zero is only on demand.
+    pub reconcile_interval: Duration,
     /// `swanherd.log`.
     pub log: LogSettings,
     /// `swanherd.metrics`.
@@ -187,6 +189,7 @@ impl Default for Settings {
             run_dir: PathBuf::from("/run/swanherd"),
             dataplane: DataPlaneChoice::Auto,
             counters_interval: Duration::from_secs(1),
+            reconcile_interval: Duration::from_secs(60),
             log: LogSettings {
                 format: LogFormat::Text,
             },

@@ -14,8 +14,12 @@ use swanherd_config::model::{Connection, SharedSecret};
 use swanherd_ike::api::{
     ChildSaId, Command, Counter, Event, IkeSaId, IkeSaInfo, LogLine, Selector,
 };
-use swanherd_ipsec::plane::{SaCounters, SaId};
+use swanherd_ipsec::plane::{PolicySet, SaCounters, SaId};
+use swanherd_kernel::EventCounts;
+use swanherd_kernel::audit::ListedPolicy;
 use tokio::sync::{broadcast, mpsc, oneshot};
+
+use crate::audits;
 
 /// What the engine publishes after each batch of changes.
 #[derive(Clone, Debug)]
@@ -42,7 +46,16 @@ pub(crate) struct Snapshot {
     pub(crate) half_open: usize,
     /// Name of the data plane.
     pub(crate) data_plane: &'static str,
+    /// Traps and shunts in force, by the id of their set.
+    pub(crate) standing: Arc<BTreeMap<u32, Arc<PolicySet>>>,
+    /// What the audits of the data plane found.
+    pub(crate) audits: Arc<audits::Summary>,
+    /// What the data plane saw besides the events that it delivered.
+    pub(crate) plane_events: EventCounts,
 }
+
+/// Answer to someone who asked for the policies that are in force.
+pub(crate) type PoliciesReply = oneshot::Sender<Result<Vec<ListedPolicy>, String>>;
 
 /// Octets and packets summed over all SA generations of one child.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,6 +150,15 @@ pub(crate) enum Request {
     ResetCounters(Option<String>, oneshot::Sender<Result<(), String>>),
     /// Refresh `sa_counters` and `totals` from the data plane now.
     RefreshCounters(oneshot::Sender<()>),
+    /// Compare the data plane with what is wanted of it, and mend it.
+    Reconcile {
+        /// Only compare.
+        dry_run: bool,
+        /// Answer.
+        reply: audits::Reply,
+    },
+    /// List every policy that is in force.
+    Policies(PoliciesReply),
 }
 
 /// See the module's text. Cheap to clone.

@@ -21,25 +21,32 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwap;
 use swanherd_config::model::Connection;
 use swanherd_ike::api::{
-    Action, Command, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo, LogLine,
-    Now, PlaneAnswer, Settings, Token, Transmit,
+    Action, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo, LogLine, Now,
+    Settings, Token, Transmit,
 };
 use swanherd_ike::endpoint::Endpoint;
-use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, SaCounters, SaId};
+use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, PolicySet, SaCounters, SaId};
 use swanherd_kernel::DataPlane;
+use swanherd_kernel::audit::Audit;
 use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::task::JoinHandle;
 
-use crate::control::{CommandReply, Control, CredentialNames, Request, Snapshot};
+use crate::audits::Audits;
+use crate::control::{Control, CredentialNames, Request, Snapshot};
 use crate::credentials::{CredentialStore, read_certificates};
+use crate::plane_task::{self, Applied, Standing};
 use crate::totals::Accounting;
 use crate::workers::Workers;
+
+mod commands;
+mod lookups;
+
+use commands::Waiting;
 
 /// Datagrams that may wait for the engine. A burst beyond it is dropped, as the network would.
 pub(crate) const DATAGRAM_QUEUE: usize = 4096;
 /// Requests of VICI clients and the loader that may wait; clients beyond it wait in turn.
 pub(crate) const REQUEST_QUEUE: usize = 256;
-/// Operations that may wait for the data plane; beyond it they fail as a busy kernel would.
-const PLANE_QUEUE: usize = 65_536;
 /// Events that a slow subscriber may lag behind.
 const EVENT_QUEUE: usize = 4096;
 /// Name lookups in flight.
@@ -52,6 +59,8 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
 const PUBLISH_DELAY: Duration = Duration::from_millis(20);
 /// How long a polite shutdown may take.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// How long operations that still wait then may take.
+const PLANE_GRACE: Duration = Duration::from_secs(3);
 
 /// Sends what the endpoint transmits. Sending is best effort: IKE retransmits.
 pub(crate) trait Sender: Send + Sync + 'static {
@@ -61,24 +70,12 @@ pub(crate) trait Sender: Send + Sync + 'static {
 
 /// What comes back from work that ran elsewhere.
 enum Answer {
-    Plane(Token, PlaneAnswer, Option<(SaId, SaCounters)>),
+    Plane(Applied),
     Computed(Token, Computed),
     Resolved(Token, Vec<IpAddr>),
     Source(Token, Option<IpAddr>),
     Counters(Option<BTreeMap<SaId, SaCounters>>),
-}
-
-/// A request that waits for one or more endpoint commands (`terminate` of several matches).
-struct Waiting {
-    reply: oneshot::Sender<CommandReply>,
-    log: Option<mpsc::Sender<LogLine>>,
-    /// IKE SAs and connection whose log lines belong to it.
-    ike_sas: BTreeSet<IkeSaId>,
-    connection: Option<String>,
-    matches: u32,
-    open: BTreeSet<CommandId>,
-    done: u32,
-    failure: Option<String>,
+    Audit(Duration, Result<Audit, PlaneError>),
 }
 
 /// What the engine is built from.
@@ -89,6 +86,8 @@ pub(crate) struct Parts<P, S> {
     pub(crate) sender: S,
     pub(crate) datagrams: mpsc::Receiver<Datagram>,
     pub(crate) counters_interval: Duration,
+    /// How often the data plane is audited; zero is only on demand.
+    pub(crate) reconcile_interval: Duration,
     pub(crate) reload_settings: Box<dyn FnMut() -> Result<Settings, String> + Send>,
     pub(crate) log: crate::logging::Sink,
 }
@@ -99,6 +98,13 @@ pub(crate) struct Engine<P, S> {
     plane: Arc<P>,
     plane_events: mpsc::Receiver<PlaneEvent>,
     plane_ops: mpsc::Sender<(Token, Op)>,
+    plane_task: JoinHandle<()>,
+    /// Traps and shunts in force.
+    standing: Arc<BTreeMap<u32, Arc<PolicySet>>>,
+    audits: Audits,
+    reconcile_interval: Duration,
+    /// One listing of policies is made at a time.
+    listings: Arc<tokio::sync::Semaphore>,
     sender: S,
     datagrams: mpsc::Receiver<Datagram>,
     requests: mpsc::Receiver<Request>,
@@ -138,7 +144,11 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         let (request_sender, requests) = mpsc::channel(REQUEST_QUEUE);
         let (answers_in, answers) = mpsc::unbounded_channel();
         let (events, _) = broadcast::channel(EVENT_QUEUE);
-        let plane_ops = spawn_plane_task(Arc::clone(&parts.plane), answers_in.clone());
+        let applied = answers_in.clone();
+        let (plane_ops, plane_task) = plane_task::spawn(Arc::clone(&parts.plane), move |one| {
+            // The engine is gone only when the daemon ends.
+            let _ = applied.send(Answer::Plane(one));
+        });
         let snapshot = Snapshot {
             at: now.instant,
             started: (now.instant, now.unix),
@@ -151,6 +161,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             credentials: Arc::default(),
             half_open: 0,
             data_plane: parts.plane.kind().name(),
+            standing: Arc::default(),
+            audits: Arc::default(),
+            plane_events: parts.plane.event_counts(),
         };
         let control = Control {
             snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
@@ -162,6 +175,11 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             plane: parts.plane,
             plane_events: parts.plane_events,
             plane_ops,
+            plane_task,
+            standing: Arc::default(),
+            audits: Audits::default(),
+            reconcile_interval: parts.reconcile_interval,
+            listings: Arc::new(tokio::sync::Semaphore::new(1)),
             sender: parts.sender,
             datagrams: parts.datagrams,
             requests,
@@ -200,6 +218,12 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         let mut stop = std::pin::pin!(stop);
         let mut counters = tokio::time::interval(self.counters_interval);
         counters.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The first one is due at once.
+        let mut audits = (!self.reconcile_interval.is_zero()).then(|| {
+            let mut due = tokio::time::interval(self.reconcile_interval);
+            due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            due
+        });
         let mut deadline: Option<Instant> = None;
         loop {
             self.drain();
@@ -226,6 +250,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                     self.endpoint.shutdown(now());
                 }
                 _ = counters.tick() => self.start_counters(),
+                () = tick(&mut audits), if deadline.is_none() => {
+                    self.audits.due();
+                    self.start_audit();
+                }
                 Some(answer) = self.answers.recv() => self.handle_answer(answer),
                 Some(event) = self.plane_events.recv() => {
                     self.endpoint.handle_plane_event(now(), event);
@@ -239,6 +267,13 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         }
         self.drain();
         drop(self.plane_ops);
+        // What still waits must not be installed after everything was removed.
+        if tokio::time::timeout(PLANE_GRACE, &mut self.plane_task)
+            .await
+            .is_err()
+        {
+            self.plane_task.abort();
+        }
         self.plane.shutdown().await;
     }
 
@@ -256,13 +291,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
 
     fn handle_answer(&mut self, answer: Answer) {
         match answer {
-            Answer::Plane(token, result, last) => {
-                if let Some((id, counters)) = last {
-                    self.accounting.removed(id, counters);
-                    self.behind = true;
-                }
-                self.endpoint.handle_plane(now(), token, result);
-            }
+            Answer::Plane(applied) => self.handle_applied(applied),
             Answer::Computed(token, computed) => {
                 self.endpoint.handle_computed(now(), token, computed);
             }
@@ -279,7 +308,36 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                     let _ = waiter.send(());
                 }
             }
+            Answer::Audit(took, outcome) => {
+                let (lines, answers) = self.audits.finish(now().unix, took, outcome);
+                self.publish();
+                for line in lines {
+                    self.tell(Event::Log(line));
+                }
+                answers.give();
+                self.start_audit();
+            }
         }
+    }
+
+    fn handle_applied(&mut self, applied: Applied) {
+        if let Some((id, counters)) = applied.last {
+            self.accounting.removed(id, counters);
+            self.behind = true;
+        }
+        match applied.standing {
+            Some(Standing::Installed(set)) => {
+                Arc::make_mut(&mut self.standing).insert(set.id, Arc::from(set));
+                self.behind = true;
+            }
+            Some(Standing::Removed(id)) if self.standing.contains_key(&id) => {
+                Arc::make_mut(&mut self.standing).remove(&id);
+                self.behind = true;
+            }
+            Some(Standing::Removed(_)) | None => {}
+        }
+        self.endpoint
+            .handle_plane(now(), applied.token, applied.answer);
     }
 
     fn handle_request(&mut self, request: Request) {
@@ -351,6 +409,11 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 self.counters_waiters.push(reply);
                 self.start_counters();
             }
+            Request::Reconcile { dry_run, reply } => {
+                self.audits.ask(dry_run, reply);
+                self.start_audit();
+            }
+            Request::Policies(reply) => self.list_policies(reply),
         }
     }
 
@@ -370,84 +433,6 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         self.endpoint.load_connection(now(), connection);
         self.publish();
         Ok(())
-    }
-
-    fn handle_command(
-        &mut self,
-        command: Command,
-        log: Option<mpsc::Sender<LogLine>>,
-        reply: oneshot::Sender<CommandReply>,
-    ) {
-        if self.is_behind() {
-            self.publish();
-        }
-        let snapshot = self.control.snapshot();
-        let (commands, connection, matches) = match command {
-            Command::Initiate {
-                connection,
-                child,
-                respect_limits,
-            } => {
-                let name = connection
-                    .clone()
-                    .or_else(|| self.connection_of(child.as_deref()));
-                (
-                    vec![Command::Initiate {
-                        connection,
-                        child,
-                        respect_limits,
-                    }],
-                    name,
-                    Vec::new(),
-                )
-            }
-            Command::Terminate { selector, force } => {
-                let matches = snapshot.matches(&selector);
-                let each = matches
-                    .iter()
-                    .map(|found| Command::Terminate {
-                        selector: found.selector(),
-                        force,
-                    })
-                    .collect();
-                (each, None, matches)
-            }
-            Command::Rekey { selector, reauth } => {
-                let matches = snapshot.matches(&selector);
-                let each = matches
-                    .iter()
-                    .map(|found| Command::Rekey {
-                        selector: found.selector(),
-                        reauth,
-                    })
-                    .collect();
-                (each, None, matches)
-            }
-        };
-        let first = self.next_command;
-        self.next_command += commands.len() as u64;
-        self.waiting.push(Waiting {
-            reply,
-            log,
-            ike_sas: matches.iter().map(|found| found.ike).collect(),
-            connection,
-            matches: u32::try_from(matches.len()).unwrap_or(u32::MAX),
-            open: (first..self.next_command).collect(),
-            done: 0,
-            failure: None,
-        });
-        for (id, command) in (first..).zip(commands) {
-            self.endpoint.command(now(), id, command);
-        }
-        self.finish_commands();
-    }
-
-    fn connection_of(&self, child: Option<&str>) -> Option<String> {
-        let child = child?;
-        self.connections
-            .values()
-            .find(|connection| connection.children.iter().any(|found| found.name == child))
-            .map(|connection| connection.name.clone())
     }
 
     fn reset_counters(&mut self, name: Option<String>) -> Result<(), String> {
@@ -540,7 +525,12 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 reason: "too many operations wait for the data plane".to_owned(),
                 errno: None,
             };
-            let _ = self.answers_in.send(Answer::Plane(token, Err(error), None));
+            let _ = self.answers_in.send(Answer::Plane(Applied {
+                token,
+                answer: Err(error),
+                last: None,
+                standing: None,
+            }));
         }
     }
 
@@ -627,6 +617,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             credentials: Arc::clone(&self.credential_names),
             half_open: self.endpoint.half_open(),
             data_plane: self.plane.kind().name(),
+            standing: Arc::clone(&self.standing),
+            audits: self.audits.summary(),
+            plane_events: self.plane.event_counts(),
         }));
     }
 
@@ -648,51 +641,6 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         }
         // Nobody listening is fine.
         let _ = self.control.events.send(Arc::new(event));
-    }
-
-    fn finish_commands(&mut self) {
-        let (done, open): (Vec<_>, Vec<_>) = self
-            .waiting
-            .drain(..)
-            .partition(|waiting| waiting.open.is_empty());
-        self.waiting = open;
-        for waiting in done {
-            let _ = waiting.reply.send(CommandReply {
-                result: waiting.failure.map_or(Ok(()), Err),
-                matches: waiting.matches,
-                terminated: waiting.done,
-            });
-        }
-    }
-
-    /// Cancels what nobody waits for any more.
-    fn drop_abandoned(&mut self) {
-        let (gone, open): (Vec<_>, Vec<_>) = self
-            .waiting
-            .drain(..)
-            .partition(|waiting| waiting.reply.is_closed());
-        self.waiting = open;
-        for id in gone.into_iter().flat_map(|waiting| waiting.open) {
-            self.endpoint.cancel(id);
-        }
-    }
-
-    fn start_counters(&mut self) {
-        if std::mem::replace(&mut self.counters_running, true) {
-            return;
-        }
-        let plane = Arc::clone(&self.plane);
-        let answers = self.answers_in.clone();
-        tokio::spawn(async move {
-            let dump = match plane.counters().await {
-                Ok(dump) => Some(dump),
-                Err(error) => {
-                    tracing::warn!(%error, "the data plane gave no counters");
-                    None
-                }
-            };
-            let _ = answers.send(Answer::Counters(dump));
-        });
     }
 }
 
@@ -718,24 +666,12 @@ fn count(counters: &mut BTreeMap<String, BTreeMap<Counter, u64>>, name: &str, co
     }
 }
 
-/// Applies operations in order. The last counters of an SA are read before it is removed, so that
-/// totals lose nothing to a rekey.
-fn spawn_plane_task<P: DataPlane + 'static>(
-    plane: Arc<P>,
-    answers: mpsc::UnboundedSender<Answer>,
-) -> mpsc::Sender<(Token, Op)> {
-    let (sender, mut ops) = mpsc::channel::<(Token, Op)>(PLANE_QUEUE);
-    tokio::spawn(async move {
-        while let Some((token, op)) = ops.recv().await {
-            let last = match &op {
-                Op::RemoveSa(id) => plane.counters_of(*id).await.map(|counters| (*id, counters)),
-                _ => None,
-            };
-            let result = plane.apply(op).await;
-            let _ = answers.send(Answer::Plane(token, result, last));
-        }
-    });
-    sender
+/// The next tick; never, if there is nothing that ticks.
+async fn tick(interval: &mut Option<tokio::time::Interval>) {
+    match interval {
+        Some(interval) => drop(interval.tick().await),
+        None => std::future::pending().await,
+    }
 }
 
 fn now() -> Now {

@@ -4,17 +4,21 @@
 //! [`run`] puts the daemon together; [`engine`] drives IKE; [`vici`] and [`metrics`] serve
 //! operators; [`client`] and [`check`] are the other subcommands.
 
+mod audits;
 mod check;
 mod cli;
 mod client;
 mod control;
 mod credentials;
 mod engine;
+#[cfg(test)]
+mod fake_plane;
 mod loader;
 mod logging;
 mod metrics;
 mod paths;
 mod plane;
+mod plane_task;
 mod run;
 mod shell;
 mod totals;

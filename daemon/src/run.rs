@@ -85,6 +85,7 @@ async fn serve(
         sender: plane.sockets,
         datagrams,
         counters_interval: settings.counters_interval,
+        reconcile_interval: settings.reconcile_interval,
         reload_settings: Box::new(move || {
             paths::load_settings(&settings_file)
                 .map(|(settings, _)| plane::ike_settings(&settings, force_encap))

@@ -112,6 +112,11 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
                 .map(|time| Duration::from_secs(time.as_secs()))
                 .ok_or_else(|| invalid("a time from 1s to 1h"))?;
         }
+        "reconcile_interval" => {
+            settings.reconcile_interval = value::time(text)
+                .filter(|time| time.is_zero() || (5..=86_400).contains(&time.as_secs()))
+                .ok_or_else(|| invalid("0, or a time from 5s to 1d"))?;
+        }
         "log.format" => {
             settings.log.format = match text {
                 "text" => LogFormat::Text,

@@ -160,6 +160,11 @@ pub(super) const OWN: &[Row] = &[
         "1s",
         "how often the SAs' counters are read",
     ),
+    row(
+        "reconcile_interval",
+        "60s",
+        "how often the data plane is compared with what should be in it, and mended; 0 is only at start and on demand",
+    ),
     row("log.format", "text", "`text` or `json`, on standard error"),
     row(
         "metrics.listen",

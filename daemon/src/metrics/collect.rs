@@ -10,6 +10,7 @@ use swanherd_ike::api::{
 };
 
 use super::exposition::{Exposition, Family, Format, Kind};
+use crate::audits::Kind as Finding;
 use crate::control::{Snapshot, Totals};
 
 const STATES: [(IkeState, &str); 7] = [
@@ -79,6 +80,7 @@ pub(super) fn collect(snapshot: &Snapshot, format: Format) -> String {
     for (connection, (when, _)) in snapshot.last_errors.iter() {
         errors.sample(&[("connection", connection)], when);
     }
+    data_plane(&mut out, snapshot);
     kernel(&mut out);
     out.finish()
 }
@@ -428,6 +430,127 @@ fn connection_counters(out: &mut Exposition, snapshot: &Snapshot) {
         let count = value(counters, Counter::PeerTimeout);
         timeouts.sample(&[("connection", connection)], count);
     }
+}
+
+/// Kinds of findings that are there from the start, so that the first of each is a rise from 0 that
+/// a rate can see.
+const FINDINGS: [Finding; 8] = [
+    ("sa", "missing", "renegotiated"),
+    ("sa", "unwanted", "removed"),
+    ("sa", "unwanted", "failed"),
+    ("policy", "missing", "installed"),
+    ("policy", "changed", "installed"),
+    ("policy", "unwanted", "removed"),
+    ("policy", "unwanted", "failed"),
+    ("policy", "in_the_way", "failed"),
+];
+
+/// What audits found in the data plane, and what it saw besides the events that IKE gets.
+fn data_plane(out: &mut Exposition, snapshot: &Snapshot) {
+    let audits = &*snapshot.audits;
+    let mut findings: BTreeMap<Finding, u64> = FINDINGS.into_iter().map(|kind| (kind, 0)).collect();
+    findings.extend(audits.findings.iter().map(|(kind, count)| (*kind, *count)));
+    let mut family = out.family(
+        "swanherd_reconcile_findings",
+        Kind::Counter,
+        None,
+        "Differences between the data plane and what should be in it, by what was done about them.",
+    );
+    for ((object, difference, remedy), count) in findings {
+        let labels = [
+            ("object", object),
+            ("difference", difference),
+            ("remedy", remedy),
+        ];
+        family.sample(&labels, count);
+    }
+    out.family(
+        "swanherd_reconcile_audits",
+        Kind::Counter,
+        None,
+        "Comparisons of the data plane with what should be in it.",
+    )
+    .sample(&[("outcome", "completed")], audits.completed)
+    .sample(&[("outcome", "failed")], audits.failed);
+    if let Some(last) = &audits.last {
+        out.family(
+            "swanherd_reconcile_last_timestamp_seconds",
+            Kind::Gauge,
+            Some("seconds"),
+            "When the last comparison was completed, in seconds since the epoch.",
+        )
+        .sample(&[], last.at);
+        out.family(
+            "swanherd_reconcile_duration_seconds",
+            Kind::Gauge,
+            Some("seconds"),
+            "How long the last comparison took.",
+        )
+        .sample(&[], format_args!("{:.6}", last.took.as_secs_f64()));
+        for (name, help, counts) in [
+            (
+                "swanherd_reconcile_present",
+                "SAs and policies in the data plane at the last comparison, those of others included.",
+                last.present,
+            ),
+            (
+                "swanherd_reconcile_alien",
+                "SAs and policies of others at the last comparison. They are never touched.",
+                last.alien,
+            ),
+            (
+                "swanherd_reconcile_stale",
+                "SAs and policies of ours that are not wanted and could not be removed.",
+                last.stale,
+            ),
+        ] {
+            let mut family = out.family(name, Kind::Gauge, None, help);
+            for (object, count) in ["sa", "policy"].into_iter().zip(counts) {
+                family.sample(&[("object", object)], count);
+            }
+        }
+    }
+    let events = &snapshot.plane_events;
+    out.family(
+        "swanherd_plane_event_overruns",
+        Kind::Counter,
+        None,
+        "How often the kernel dropped events because they were read too slowly. What was lost is found by comparison.",
+    )
+    .sample(&[], events.overruns);
+    out.family(
+        "swanherd_plane_foreign_changes",
+        Kind::Counter,
+        None,
+        "Changes of SAs and policies by other processes.",
+    )
+    .sample(&[], events.foreign_changes);
+    let acquires = &events.acquires;
+    let mut family = out.family(
+        "swanherd_plane_acquires",
+        Kind::Counter,
+        None,
+        "Packets that asked for an SA and began no negotiation, by reason.",
+    );
+    for (reason, count) in [
+        ("foreign", acquires.foreign),
+        ("without_selector", acquires.without_selector),
+        ("coalesced", acquires.coalesced),
+        ("dropped", acquires.dropped),
+    ] {
+        family.sample(&[("reason", reason)], count);
+    }
+    let standing = snapshot.standing.values();
+    let traps = standing.filter(|set| set.trap).count();
+    let mut family = out.family(
+        "swanherd_standing_policies",
+        Kind::Gauge,
+        None,
+        "Traps and shunts in force.",
+    );
+    family
+        .sample(&[("kind", "trap")], traps)
+        .sample(&[("kind", "shunt")], snapshot.standing.len() - traps);
 }
 
 /// The kernel's counters of packets that IPsec dropped. Absent where the kernel has none.

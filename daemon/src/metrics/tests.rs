@@ -17,6 +17,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::collect::collect;
 use super::exposition::Format;
 use super::{Options, Server, Tls};
+use crate::audits::{Last, Summary};
 use crate::control::{Control, Request, Snapshot, Totals};
 
 #[test]
@@ -64,12 +65,58 @@ fn every_sample_belongs_to_the_family_above_it() {
                 (Some(sample), Some(value)) => {
                     assert!(sample.starts_with(&family), "{line} in {family}");
                     assert!(samples.insert(sample.to_owned()), "{sample} twice");
-                    value.parse::<u64>().unwrap();
+                    assert!(value.parse::<f64>().unwrap() >= 0.0);
                 }
                 _ => panic!("{line}"),
             }
         }
     }
+}
+
+#[test]
+fn audits_and_events_of_the_data_plane_are_counted() {
+    let mut snapshot = snapshot();
+    let nothing_yet = collect(&snapshot, Format::OpenMetrics);
+    snapshot.audits = Arc::new(Summary {
+        last: Some(Last {
+            at: 1_700_000_001,
+            took: Duration::from_micros(1500),
+            findings: 2,
+            present: [10, 15],
+            alien: [1, 2],
+            stale: [0, 3],
+        }),
+        findings: BTreeMap::from([
+            (("policy", "unwanted", "failed"), 3),
+            (("route", "missing", "installed"), 4),
+        ]),
+        completed: 5,
+        failed: 6,
+    });
+    snapshot.plane_events.overruns = 7;
+    snapshot.plane_events.acquires.coalesced = 8;
+    snapshot.plane_events.foreign_changes = 9;
+    let text = collect(&snapshot, Format::OpenMetrics);
+
+    for line in [
+        "swanherd_reconcile_findings_total{object=\"policy\",difference=\"unwanted\",remedy=\"failed\"} 3",
+        "swanherd_reconcile_findings_total{object=\"route\",difference=\"missing\",remedy=\"installed\"} 4",
+        "swanherd_reconcile_findings_total{object=\"sa\",difference=\"missing\",remedy=\"renegotiated\"} 0",
+        "swanherd_reconcile_audits_total{outcome=\"completed\"} 5",
+        "swanherd_reconcile_audits_total{outcome=\"failed\"} 6",
+        "swanherd_reconcile_last_timestamp_seconds 1700000001",
+        "swanherd_reconcile_duration_seconds 0.001500",
+        "swanherd_reconcile_present{object=\"policy\"} 15",
+        "swanherd_reconcile_alien{object=\"sa\"} 1",
+        "swanherd_reconcile_stale{object=\"policy\"} 3",
+        "swanherd_plane_event_overruns_total 7",
+        "swanherd_plane_acquires_total{reason=\"coalesced\"} 8",
+        "swanherd_plane_foreign_changes_total 9",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert!(!nothing_yet.contains("swanherd_reconcile_last"));
+    assert!(nothing_yet.contains("swanherd_reconcile_audits_total{outcome=\"failed\"} 0\n"));
 }
 
 #[tokio::test]
@@ -286,5 +333,8 @@ fn snapshot() -> Snapshot {
         credentials: Arc::default(),
         half_open: 2,
         data_plane: "xfrm",
+        standing: Arc::default(),
+        audits: Arc::default(),
+        plane_events: swanherd_kernel::EventCounts::default(),
     }
 }

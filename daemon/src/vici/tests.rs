@@ -215,6 +215,9 @@ fn snapshot() -> Snapshot {
         credentials: Arc::default(),
         half_open: 0,
         data_plane: "tun",
+        standing: Arc::default(),
+        audits: Arc::default(),
+        plane_events: swanherd_kernel::EventCounts::default(),
     }
 }
 
