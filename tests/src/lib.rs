@@ -8,6 +8,7 @@
 //!
 //! Everything here needs root.
 
+mod foreign;
 mod lab;
 mod mask;
 mod node;
@@ -17,7 +18,9 @@ mod process;
 mod scenario;
 mod star;
 mod vici;
+mod xfrm;
 
+pub use foreign::{Foreign, ForeignPair, Make};
 pub use lab::{Lab, Namespace, sweep};
 pub use mask::{mask, mask_sas};
 pub use node::{Daemon, Node, Plane, swanherd_binary};
@@ -27,3 +30,4 @@ pub use process::{Output, run, run_ok};
 pub use scenario::{Auth, Pair, Scenario, Suite, peer, subject};
 pub use star::{Star, StarPlan};
 pub use vici::{Message, Value, Vici};
+pub use xfrm::xfrm;

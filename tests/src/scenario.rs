@@ -172,59 +172,16 @@ impl Scenario {
             if let Some(pki) = &pki {
                 pki.issue(&format!("gw{own}.example.org"), &node.swanctl_dir());
             }
-            node.configure(&self.definitions(own, other));
+            node.configure(&definitions(
+                own,
+                other,
+                self.suite,
+                self.auth,
+                self.connection,
+                self.child,
+            ));
         }
         Pair { left, right, lab }
-    }
-
-    fn definitions(&self, own: &str, other: &str) -> String {
-        let Self {
-            suite: Suite { ike, esp },
-            connection,
-            child,
-            ..
-        } = self;
-        let (auth, certs) = match self.auth {
-            Auth::Psk => ("psk", String::new()),
-            Auth::Ecdsa | Auth::Rsa | Auth::Ed25519 => {
-                ("pubkey", format!("\n      certs = gw{own}.example.org.crt"))
-            }
-        };
-        format!(
-            r#"connections {{
-  t {{
-    version = 2
-    local_addrs = 192.0.2.{own}
-    remote_addrs = 192.0.2.{other}
-    proposals = {ike}
-    {connection}
-    local {{
-      auth = {auth}
-      id = gw{own}.example.org{certs}
-    }}
-    remote {{
-      auth = {auth}
-      id = gw{other}.example.org
-    }}
-    children {{
-      c {{
-        local_ts = 10.{own}.0.0/24
-        remote_ts = 10.{other}.0.0/24
-        esp_proposals = {esp}
-        {child}
-      }}
-    }}
-  }}
-}}
-secrets {{
-  ike-1 {{
-    id-1 = gw1.example.org
-    id-2 = gw2.example.org
-    secret = "a secret for the laboratory"
-  }}
-}}
-"#
-        )
     }
 }
 
@@ -262,4 +219,56 @@ impl Pair {
             self.right.log()
         )
     }
+}
+
+/// `swanctl.conf` of a side, `"1"` or `"2"`.
+pub(crate) fn definitions(
+    own: &str,
+    other: &str,
+    Suite { ike, esp }: Suite,
+    auth: Auth,
+    connection: &str,
+    child: &str,
+) -> String {
+    let (auth, certs) = match auth {
+        Auth::Psk => ("psk", String::new()),
+        Auth::Ecdsa | Auth::Rsa | Auth::Ed25519 => {
+            ("pubkey", format!("\n      certs = gw{own}.example.org.crt"))
+        }
+    };
+    format!(
+        r#"connections {{
+  t {{
+    version = 2
+    local_addrs = 192.0.2.{own}
+    remote_addrs = 192.0.2.{other}
+    proposals = {ike}
+    {connection}
+    local {{
+      auth = {auth}
+      id = gw{own}.example.org{certs}
+    }}
+    remote {{
+      auth = {auth}
+      id = gw{other}.example.org
+    }}
+    children {{
+      c {{
+        local_ts = 10.{own}.0.0/24
+        remote_ts = 10.{other}.0.0/24
+        esp_proposals = {esp}
+        {child}
+      }}
+    }}
+  }}
+}}
+secrets {{
+  ike-1 {{
+    id-1 = gw1.example.org
+    id-2 = gw2.example.org
+    secret = "a secret for the laboratory"
+  }}
+}}
+"#
+    )
 }

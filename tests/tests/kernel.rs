@@ -10,44 +10,9 @@ mod interop;
 
 interop::suite!(Plane::Kernel);
 
-/// `ip xfrm state` and `ip xfrm policy` without SPIs, keys, counters and times.
+/// The states or policies of a node, comparable.
 fn xfrm(node: &Node, what: &str) -> Vec<String> {
-    let text = node.namespace.ip(&format!("xfrm {what}"));
-    let mut entries: Vec<String> = Vec::new();
-    for line in text.lines() {
-        if line.starts_with("src ") {
-            entries.push(String::new());
-        }
-        // What sockets are exempt from: not ours to compare, and each side has its own sockets.
-        let words: Vec<&str> = line
-            .split_whitespace()
-            .map(|word| match word.strip_prefix("0x") {
-                Some(hex) => match hex.len() {
-                    8 => "SPI",
-                    n if n > 16 => "KEY",
-                    _ => word,
-                },
-                None => word,
-            })
-            .collect();
-        if let Some(entry) = entries.last_mut() {
-            entry.push_str(&words.join(" "));
-            entry.push('\n');
-        }
-    }
-    entries.retain(|entry| !entry.contains("socket in") && !entry.contains("socket out"));
-    for entry in &mut entries {
-        // The running number of what has been seen is no property of the set-up.
-        *entry = entry
-            .lines()
-            .filter(|line| {
-                !line.starts_with("anti-replay context") && !line.starts_with("lastused")
-            })
-            .map(|line| format!("{line}\n"))
-            .collect();
-    }
-    entries.sort();
-    entries
+    swanherd_tests::xfrm(&node.namespace, what)
 }
 
 fn assert_nothing_left(node: &Node) {

@@ -339,10 +339,13 @@ impl Report {
         packages::install(packages::STRONGSWAN)?;
         shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
         let planes = test_binaries("swanherd-kernel", &["xfrm_kernel"])?;
-        let gateways = test_binaries("swanherd-tests", &["kernel"])?;
+        let gateways = test_binaries("swanherd-tests", &["kernel", "peers"])?;
+        let peers = lab::peers()?;
         for binary in planes.iter().chain(&gateways) {
             let mut tests = lab::uml(1024, 1200)?;
-            tests.env("SWANHERD_LAB", "uml");
+            tests
+                .env("SWANHERD_LAB", "uml")
+                .env("SWANHERD_PEERS", &peers);
             tests
                 .arg(binary)
                 .args(["--test-threads=1", "--color=never"]);

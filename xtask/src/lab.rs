@@ -63,6 +63,17 @@ pub(crate) fn uml(memory: u32, seconds: u32) -> Result<Command, Error> {
     Ok(command)
 }
 
+/// The folder with unpacked IKE daemons of other makes.
+pub(crate) fn peers() -> Result<PathBuf, Error> {
+    packages::install(packages::PEER_LIBRARIES)?;
+    let folder = cache()?.join("peers");
+    fs::create_dir_all(&folder)?;
+    for package in packages::PEERS {
+        packages::unpack(package, &folder.join(package))?;
+    }
+    Ok(folder)
+}
+
 fn vm(cpus: u32, memory: u32, seconds: u32) -> Result<Command, Error> {
     check_root()?;
     packages::install(packages::NETWORK)?;

@@ -21,6 +21,22 @@ pub(crate) const STRONGSWAN: &[&str] = &[
     "strongswan-swanctl",
 ];
 
+/// IKE daemons of other makes that cannot be installed beside strongSwan, and are unpacked instead.
+pub(crate) const PEERS: &[&str] = &["libreswan", "openiked"];
+
+/// What [`PEERS`] are linked with, and their tools.
+pub(crate) const PEER_LIBRARIES: &[&str] = &[
+    "iptables",
+    "libcurl3-nss",
+    "libevent-2.1-7",
+    "libevent-core-2.1-7",
+    "libevent-pthreads-2.1-7",
+    "libldns3",
+    "libnss3-tools",
+    "libunbound8",
+    "openssl",
+];
+
 /// Kernels with ESP as a process.
 pub(crate) const UML: &[&str] = &["busybox-static", "user-mode-linux"];
 
@@ -62,6 +78,44 @@ pub(crate) fn install(packages: &[&str]) -> Result<(), Error> {
         get(&["update"])?;
         get(&install)?;
     }
+    Ok(())
+}
+
+/// Unpacks a package into a folder, without installing it; a folder that is there already stays.
+pub(crate) fn unpack(package: &str, folder: &Path) -> Result<(), Error> {
+    unpack_with(&[], package, folder)
+}
+
+/// As [`unpack`], with options for `apt-get`.
+pub(crate) fn unpack_with(options: &[String], package: &str, folder: &Path) -> Result<(), Error> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    eprintln!("xtask: unpacking {package}");
+    let parts = folder.with_extension("part");
+    let _ = fs::remove_dir_all(&parts);
+    fs::create_dir_all(&parts)?;
+    let download = || {
+        let mut download = command("apt-get", ["download", "-q"]);
+        download.args(options).arg(package).current_dir(&parts);
+        quiet(download)
+    };
+    if download().is_err() {
+        let mut update = command("apt-get", ["update", "-q"]);
+        update.args(options);
+        quiet(update)?;
+        download()?;
+    }
+    let archive = fs::read_dir(&parts)?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|e| e == "deb"))
+        .ok_or("apt-get download left no package")?;
+    let mut unpack = command("dpkg-deb", ["-x"]);
+    unpack.arg(&archive).arg(&parts);
+    quiet(unpack)?;
+    fs::remove_file(archive)?;
+    fs::rename(&parts, folder)?;
     Ok(())
 }
 
