@@ -32,12 +32,14 @@ use crate::route_table::RouteTable;
 mod algorithm;
 mod claims;
 mod event;
+mod inspect;
 mod listing;
 mod message;
 mod reconciling;
 mod selector;
 
 pub(crate) use claims::{claims, owner};
+pub use inspect::{Inspection, inspect};
 pub(crate) use selector::covering_prefix;
 
 use message::{CarriedState, SeenPolicy, SeenSa};
@@ -446,24 +448,41 @@ impl XfrmPlane {
     }
 
     async fn dump_policies(&self) -> Result<Vec<SeenPolicy>, NetlinkError> {
-        self.shared
-            .requests
-            .dump(&message::dump_policies(), |_, payload| {
-                SeenPolicy::parse(payload)
-            })
-            .await
+        dump_policies(&self.shared.requests).await
     }
 }
 
-/// Opens the ledger of this network namespace.
-fn open_journal(path: &std::path::Path) -> io::Result<Journal> {
+async fn dump_policies(requests: &Requester) -> Result<Vec<SeenPolicy>, NetlinkError> {
+    requests
+        .dump(&message::dump_policies(), |_, payload| {
+            SeenPolicy::parse(payload)
+        })
+        .await
+}
+
+async fn dump_sas(requests: &Requester) -> Result<Vec<SeenSa>, NetlinkError> {
+    let mut seen = requests
+        .dump(&message::dump_sas(), |_, payload| SeenSa::parse(payload))
+        .await?;
+    seen.retain(|sa| sa.proto == netlink_packet_xfrm::IPPROTO_ESP && sa.id.spi != 0);
+    Ok(seen)
+}
+
+/// The ledger of this network namespace, given the path that all have in common.
+fn ledger_here(path: &std::path::Path) -> PathBuf {
     use std::os::unix::fs::MetadataExt as _;
     let namespace = std::fs::metadata("/proc/thread-self/ns/net")
         .or_else(|_| std::fs::metadata("/proc/self/ns/net"))
         .map_or(0, |namespace| namespace.ino());
     let mut path = path.as_os_str().to_owned();
     path.push(format!(".{namespace}"));
-    Journal::open(path.as_ref()).map_err(|error| {
+    path.into()
+}
+
+/// Opens the ledger of this network namespace.
+fn open_journal(path: &std::path::Path) -> io::Result<Journal> {
+    let path = ledger_here(path);
+    Journal::open(&path).map_err(|error| {
         let path = path.display();
         io::Error::new(
             error.kind(),
@@ -606,12 +625,7 @@ impl Shared {
     }
 
     async fn dump_sas(&self) -> Result<Vec<SeenSa>, NetlinkError> {
-        let mut seen = self
-            .requests
-            .dump(&message::dump_sas(), |_, payload| SeenSa::parse(payload))
-            .await?;
-        seen.retain(|sa| sa.proto == netlink_packet_xfrm::IPPROTO_ESP && sa.id.spi != 0);
-        Ok(seen)
+        dump_sas(&self.requests).await
     }
 
     /// Strikes out policies that are no longer in force after `changes` were made.

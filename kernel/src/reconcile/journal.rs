@@ -48,32 +48,39 @@ impl Journal {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        let mut entries = BTreeSet::new();
-        match std::fs::read_to_string(path) {
-            Ok(text) => {
-                for line in text.lines() {
-                    // A line cut short by a crash describes an installation that was not begun.
-                    match (line.get(..1), line.get(1..).and_then(decode)) {
-                        (Some("+"), Some(record)) => {
-                            entries.insert(record);
-                        }
-                        (Some("-"), Some(record)) => {
-                            entries.remove(&record);
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
         let mut journal = Self {
-            entries,
+            entries: Self::read(path)?,
             file: None,
             lines: 0,
         };
         journal.rewrite(path)?;
         Ok(journal)
+    }
+
+    /// Reads a ledger and leaves it as it is. One that does not exist has no entries.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn read(path: &Path) -> io::Result<BTreeSet<Record>> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error),
+        };
+        let mut entries = BTreeSet::new();
+        for line in text.lines() {
+            // A line cut short by a crash describes an installation that was not begun.
+            match (line.get(..1), line.get(1..).and_then(decode)) {
+                (Some("+"), Some(record)) => {
+                    entries.insert(record);
+                }
+                (Some("-"), Some(record)) => {
+                    entries.remove(&record);
+                }
+                _ => {}
+            }
+        }
+        Ok(entries)
     }
 
     pub(crate) fn entries(&self) -> &BTreeSet<Record> {
