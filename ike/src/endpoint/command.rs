@@ -300,7 +300,7 @@ impl Endpoint {
     }
 
     /// A child cannot be brought up.
-    pub(super) fn is_failed(&mut self, ike: IkeSaId, child: &str) {
+    pub(super) fn is_failed(&mut self, ike: IkeSaId, child: &str, why: Option<&str>) {
         let failed: Vec<(CommandId, String)> = self
             .waiters
             .iter()
@@ -310,7 +310,11 @@ impl Endpoint {
                     connection,
                     child: Some(wanted),
                 } if *wanted_ike == ike && wanted == child => {
-                    Some((*id, failed_text(Some(wanted), connection)))
+                    let text = failed_text(Some(wanted), connection);
+                    Some((
+                        *id,
+                        why.map_or_else(|| text.clone(), |why| format!("{text}: {why}")),
+                    ))
                 }
                 _ => None,
             })

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use swanherd_config::model::{Child, ChildMode, HostSpec, IfId, MarkSpec};
-use swanherd_ipsec::plane::{Mark, Op, PolicyAction, PolicySet};
+use swanherd_config::model::{Child, ChildMode, HostSpec};
+use swanherd_ipsec::plane::{Op, PolicyAction, PolicySet};
 
 use super::Endpoint;
 use super::command::Started;
 use crate::api::{Action, ConnectionRef, LogGroup, Now, Token};
-use crate::sa::{narrow, policies::Group};
+use crate::sa::{narrow, policies::Group, unique};
 
 /// The first wait between attempts; it doubles with each.
 const FIRST_BACKOFF: Duration = Duration::from_secs(5);
@@ -227,7 +227,7 @@ impl Endpoint {
         let Some(child) = conn.children.get(index) else {
             return;
         };
-        if self.env.policies.has_trap(&conn.name, &child.name) {
+        if self.env.policies.trap_of(&conn.name, &child.name).is_some() {
             return;
         }
         let remote = conn.remote_addrs.iter().find_map(|host| match host {
@@ -311,6 +311,17 @@ impl Endpoint {
             .env
             .policies
             .trap(&job.conn.name, &child.name, child.reqid);
+        let group = match group {
+            Ok(group) => group,
+            Err(taken) => {
+                let text = format!(
+                    "trap for {}/{} is not installed: {taken}",
+                    job.conn.name, child.name
+                );
+                self.env.log(LogGroup::Cfg, 0, text);
+                return;
+            }
+        };
         let action = PolicyAction::Protect {
             mode,
             local,
@@ -332,7 +343,7 @@ impl Endpoint {
             ChildMode::Drop => PolicyAction::Discard,
             _ => return,
         };
-        let group = self.env.policies.trap(&conn.name, &child.name, child.reqid);
+        let group = self.env.policies.shunt(&conn.name, &child.name);
         let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         self.install_set(conn, index, group, action, any, any);
     }
@@ -349,16 +360,9 @@ impl Endpoint {
         let Some(child) = conn.children.get(index) else {
             return;
         };
-        let fixed = |spec: &MarkSpec| match spec {
-            MarkSpec::Mark(mark) => Some(*mark),
-            _ => None::<Mark>,
-        };
-        let id = |child: IfId, conn: IfId| match (child, conn) {
-            (IfId::Id(id), _) | (IfId::None, IfId::Id(id)) => id,
-            _ => 0,
-        };
-        let if_id_in = id(child.if_id_in, conn.if_id_in);
-        let if_id_out = id(child.if_id_out, conn.if_id_out);
+        let inherited = unique::connection_if_id(&mut self.env, conn);
+        let tags = unique::tags(&mut self.env, child, inherited, group.set);
+        let (if_id_in, if_id_out) = tags.if_id;
         let trap = matches!(action, PolicyAction::Protect { .. });
         let set = PolicySet {
             id: group.set,
@@ -367,11 +371,11 @@ impl Endpoint {
             remote: narrow::resolve(&child.remote_ts, remote),
             action,
             priority: (child.priority != 0).then_some(child.priority),
-            mark_in: fixed(&child.mark_in),
-            mark_out: fixed(&child.mark_out),
+            mark_in: tags.mark_in,
+            mark_out: tags.mark_out,
             if_id_in,
             if_id_out,
-            routes: (if_id_in, if_id_out) == (0, 0) && trap,
+            routes: if_id_out == 0 && trap,
             trap,
             fwd_out: child.policies_fwd_out,
             offload: child.hw_offload,

@@ -19,6 +19,10 @@ impl Endpoint {
         {
             return;
         }
+        if let Some(old) = &old {
+            self.env.policies.unconfigure(old);
+        }
+        self.env.policies.configure(&connection);
         self.env.connections.insert(connection.clone());
         for text in unsupported_options(&connection) {
             self.env.log(LogGroup::Cfg, 0, text);
@@ -70,6 +74,7 @@ impl Endpoint {
         for child in &old.children {
             self.undo_start_action(now, &old, child);
         }
+        self.env.policies.forget(&old);
         // What is still being set up has nothing to be set up for.
         let connecting: Vec<IkeSaId> = self
             .of_connection(name)

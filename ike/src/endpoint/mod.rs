@@ -253,7 +253,7 @@ impl Endpoint {
                 if let Some(&(ike, child)) = self.env.by_sa.get(&id) {
                     self.with(ike, |sa, env| {
                         if hard {
-                            sa.child_expired(env, now, child);
+                            sa.sa_expired(env, now, child, id);
                         } else {
                             sa.rekey_child(env, now, child);
                         }

@@ -32,8 +32,16 @@ impl Endpoint {
                 connection,
                 child,
                 reason,
+                text,
             } => {
-                self.is_failed(ike, &child);
+                // What is wrong on this side, the operator can mend at once.
+                let ours = matches!(
+                    reason,
+                    FailureReason::DataPlane
+                        | FailureReason::Resources
+                        | FailureReason::Unsupported
+                );
+                self.is_failed(ike, &child, ours.then_some(&*text));
                 let keep = self.env.connections.get(&connection).is_some_and(|conn| {
                     conn.children
                         .iter()

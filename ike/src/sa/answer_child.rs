@@ -5,10 +5,10 @@
 use swanherd_ipsec::plane::Outcome;
 use swanherd_ipsec::{ProtocolId, Secret};
 
-use super::child::{Installing, Outbound};
 use super::child_offer::{ChildFailure, ChildPayloads, Selected, notify};
 use super::env::{Env, Slot};
 use super::initiator::{NONCE_LEN, plane_failure, spi_failure};
+use super::install::{Installing, Outbound};
 use super::proposal::KeyExchangeRule;
 use super::{Active, Answer, IkeSa, Passive};
 use crate::api::{ChildSaId, ChildState, FailureReason, IkeState, LogGroup, Now, Token};
@@ -153,7 +153,13 @@ impl IkeSa {
                 peer: ke.data,
             });
         }
-        let child = self.new_child(env, &conn, selected.index, rekeys);
+        let child = match self.new_child(env, &conn, selected.index, rekeys) {
+            Ok(child) => child,
+            Err(failure) => {
+                self.refuse_child(env, now, failure.notify, &failure.text);
+                return;
+            }
+        };
         self.apply_selected(child, &selected);
         let spi = self.alloc_spi(env, child, Slot::Passive);
         let secret = job.map(|job| env.compute(self.id, Slot::Passive, job));
@@ -256,7 +262,7 @@ impl IkeSa {
                     draft,
                 },
                 Answer::Plane(result),
-            ) => match installing.answer(token, result) {
+            ) => match self.install_progress(env, &mut installing, token, result) {
                 None => {
                     self.passive = Passive::CreatingChild(Box::new(Answering::Installation {
                         installing,
@@ -307,7 +313,8 @@ impl IkeSa {
         }
         let shared = draft.exchanged.as_ref().map(|(_, secret)| secret);
         let suite = draft.selected.chosen.suite;
-        match self.child_keys(&suite, shared, &draft.nonce_i, &draft.nonce_r) {
+        let (id, nonce_i, nonce_r) = (draft.child, &draft.nonce_i, &draft.nonce_r);
+        match self.ready_child(env, id, &suite, shared, nonce_i, nonce_r) {
             Ok(keys) => {
                 let outbound = if draft.rekeys.is_some() {
                     Outbound::Later
@@ -349,6 +356,12 @@ impl IkeSa {
             self.child_installed(env, now, draft.child, true);
             return;
         };
+        if !self.children.contains_key(&old) {
+            // It went while its successor was being installed, which stands for itself now.
+            self.child_installed(env, now, draft.child, true);
+            self.install_outbound(env, draft.child);
+            return;
+        }
         self.child_installed(env, now, draft.child, false);
         // Our own rekeying of the same SA may be under way; its outcome decides between the two.
         if let Active::CreatingChild(creating) = &mut self.active

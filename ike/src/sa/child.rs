@@ -1,27 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One CHILD SA: what was agreed, what is installed, and how it gets there and away again.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use swanherd_config::model::{Child, ChildMode, CopyDscp, IfId, MarkSpec};
+use swanherd_config::model::{Child, ChildMode, CopyDscp};
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{
-    Direction, Lifetime, Mark, Mode, Op, PlaneError, PolicyAction, PolicySet, SaEntry, SaId,
-    SaKeys, UdpEncap,
+    Direction, Lifetime, Mode, Op, PolicyAction, PolicySet, SaEntry, SaId, SaKeys, UdpEncap,
 };
 use swanherd_ipsec::proposal::ChildSuite;
 
 use super::IkeSa;
+use super::child_offer::ChildFailure;
 use super::env::{Env, Slot};
-use super::policies::Group;
-use super::timers::Timer;
-use crate::api::{
-    ChildSaId, ChildSaInfo, ChildState, ConnectionRef, Event, IkeSaInfo, LogGroup, Now,
-    PlaneAnswer, Token,
-};
-use crate::crypto::ChildKeys;
+use super::policies::{Group, Traffic};
+use super::unique::{self, Tags};
+use crate::api::{ChildSaId, ChildSaInfo, ChildState, ConnectionRef, FailureReason, Token};
+use crate::wire::NotifyType;
 
 /// How long the peer has to delete a CHILD SA that it has replaced, or made in vain.
 pub(crate) const PEER_DELETE_LIMIT: Duration = Duration::from_secs(60);
@@ -46,9 +42,7 @@ pub(crate) struct ChildSa {
     pub(crate) suite: Option<ChildSuite>,
     pub(crate) local_ts: Vec<TrafficSelector>,
     pub(crate) remote_ts: Vec<TrafficSelector>,
-    pub(crate) if_id: (u32, u32),
-    pub(crate) mark_in: Option<Mark>,
-    pub(crate) mark_out: Option<Mark>,
+    pub(crate) tags: Tags,
     pub(crate) installed: Option<Instant>,
     /// When it is to be rekeyed; `None` once that has begun.
     pub(crate) rekey_at: Option<Instant>,
@@ -62,6 +56,8 @@ pub(crate) struct ChildSa {
     /// Made by the peer in a collision that it lost; the peer is to delete it.
     pub(crate) redundant: bool,
     pub(crate) out_installed: bool,
+    /// A hard limit was reached.
+    pub(crate) expired: bool,
     /// When the last of a replaced SA is removed.
     pub(crate) remove_at: Option<Instant>,
     /// The SA that this one replaces.
@@ -118,9 +114,9 @@ impl ChildSa {
             inbound: self.inbound(),
             outbound: self.outbound(),
             suite: self.suite,
-            if_id: self.if_id,
-            mark_in: self.mark_in,
-            mark_out: self.mark_out,
+            if_id: self.tags.if_id,
+            mark_in: self.tags.mark_in,
+            mark_out: self.tags.mark_out,
             local_ts: self.local_ts.clone(),
             remote_ts: self.remote_ts.clone(),
             installed: self.installed,
@@ -145,7 +141,13 @@ impl ChildSa {
             .min()
     }
 
-    fn udp(&self, outbound: bool) -> Option<UdpEncap> {
+    /// What it carries.
+    pub(crate) fn traffic(&self) -> Traffic {
+        (self.local_ts.clone(), self.remote_ts.clone())
+    }
+
+    /// The ports of UDP encapsulation in one direction.
+    pub(crate) fn udp(&self, outbound: bool) -> Option<UdpEncap> {
         self.encap.map(|(local, remote)| {
             if outbound {
                 UdpEncap {
@@ -161,7 +163,8 @@ impl ChildSa {
         })
     }
 
-    fn entry(
+    /// The SA of one direction.
+    pub(crate) fn entry(
         &self,
         direction: Direction,
         keys: SaKeys,
@@ -177,14 +180,6 @@ impl ChildSa {
         };
         let copy_out = matches!(cfg.copy_dscp, CopyDscp::Out | CopyDscp::Yes);
         let copy_in = matches!(cfg.copy_dscp, CopyDscp::In | CopyDscp::Yes);
-        let fixed = |spec: &MarkSpec, same: Option<Mark>| match spec {
-            MarkSpec::Mark(mark) => Some(*mark),
-            MarkSpec::Same(mask) => same.map(|mark| Mark {
-                value: mark.value & mask,
-                mask: *mask,
-            }),
-            _ => None,
-        };
         let selector = match (self.mode, self.local_ts.first(), self.remote_ts.first()) {
             (Mode::Transport, Some(local), Some(remote)) => Some((*local, *remote)),
             _ => None,
@@ -202,16 +197,20 @@ impl ChildSa {
             encap: self.udp(outbound),
             lifetime,
             mark: if outbound {
-                self.mark_out
+                self.tags.mark_out
             } else {
-                self.mark_in.filter(|_| cfg.mark_in_sa)
+                self.tags.mark_in.filter(|_| cfg.mark_in_sa)
             },
             set_mark: if outbound {
-                fixed(&cfg.set_mark_out, self.mark_out)
+                unique::set_mark(&cfg.set_mark_out, self.tags.mark_out)
             } else {
-                fixed(&cfg.set_mark_in, self.mark_in)
+                unique::set_mark(&cfg.set_mark_in, self.tags.mark_in)
             },
-            if_id: if outbound { self.if_id.1 } else { self.if_id.0 },
+            if_id: if outbound {
+                self.tags.if_id.1
+            } else {
+                self.tags.if_id.0
+            },
             selector,
             copy_df: cfg.copy_df,
             copy_ecn: cfg.copy_ecn,
@@ -221,7 +220,8 @@ impl ChildSa {
         }
     }
 
-    /// The policies that it needs.
+    /// The policies that it needs. While its outbound SA is there, packets take that one and no
+    /// other, so that two SAs side by side never share the traffic by chance.
     pub(crate) fn policy_set(&self) -> PolicySet {
         let cfg = self.cfg();
         PolicySet {
@@ -234,14 +234,14 @@ impl ChildSa {
                 local: self.local,
                 remote: self.remote,
                 reqid: self.group.reqid,
-                spi: 0,
+                spi: if self.out_installed { self.spi_out } else { 0 },
             },
             priority: (cfg.priority != 0).then_some(cfg.priority),
-            mark_in: self.mark_in,
-            mark_out: self.mark_out,
-            if_id_in: self.if_id.0,
-            if_id_out: self.if_id.1,
-            routes: self.if_id == (0, 0),
+            mark_in: self.tags.mark_in,
+            mark_out: self.tags.mark_out,
+            if_id_in: self.tags.if_id.0,
+            if_id_out: self.tags.if_id.1,
+            routes: self.tags.if_id.1 == 0,
             trap: false,
             fwd_out: cfg.policies_fwd_out,
             offload: cfg.hw_offload,
@@ -249,70 +249,37 @@ impl ChildSa {
     }
 }
 
-/// Operations of the data plane under way for a child.
-#[derive(Debug)]
-pub(crate) struct Installing {
-    pub(crate) child: ChildSaId,
-    waiting: BTreeSet<Token>,
-    error: Option<PlaneError>,
-}
-
-impl Installing {
-    /// Takes one answer; the outcome once all are there.
-    pub(crate) fn answer(
-        &mut self,
-        token: Token,
-        answer: PlaneAnswer,
-    ) -> Option<Result<(), PlaneError>> {
-        if !self.waiting.remove(&token) {
-            return None;
-        }
-        if let Err(error) = answer {
-            self.error.get_or_insert(error);
-        }
-        self.waiting
-            .is_empty()
-            .then(|| self.error.take().map_or(Ok(()), Err))
-    }
-}
-
-/// Whether the outbound SA is installed together with the inbound one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outbound {
-    /// Yes: the peer is ready.
-    Now,
-    /// No: the peer installs its inbound SA only when it has our response.
-    Later,
-}
-
 impl IkeSa {
     /// Makes a child in state CREATED. With `replaces`, it inherits what a rekey keeps.
+    ///
+    /// # Errors
+    /// If its configured request id is in use.
     pub(crate) fn new_child(
         &mut self,
         env: &mut Env,
         conn: &ConnectionRef,
         index: usize,
         replaces: Option<ChildSaId>,
-    ) -> ChildSaId {
+    ) -> Result<ChildSaId, ChildFailure> {
         let id = env.new_child_id();
         let cfg = conn
             .children
             .get(index)
             .expect("callers take the index from this connection");
         let old = replaces.and_then(|old| self.children.get(&old));
-        let (group, if_id, mark_in, mark_out) = match old {
+        let (group, tags) = match old {
             Some(old) => {
                 env.policies.join(old.group.set, id);
-                (old.group, old.if_id, old.mark_in, old.mark_out)
+                (old.group, old.tags)
             }
             None => {
-                let group =
-                    env.policies
-                        .acquire(&conn.name, &cfg.name, &self.remote_id, cfg.reqid, id);
+                let peer = &self.remote_id;
+                let group = env
+                    .policies
+                    .acquire(&conn.name, &cfg.name, peer, cfg.reqid, id);
+                let group = group.map_err(|taken| reqid_taken(&taken))?;
                 let inherited = self.if_id(conn, env);
-                let if_id = resolve_if_id(env, cfg.if_id_in, cfg.if_id_out, inherited);
-                let (mark_in, mark_out) = resolve_marks(env, &cfg.mark_in, &cfg.mark_out);
-                (group, if_id, mark_in, mark_out)
+                (group, unique::tags(env, cfg, inherited, group.set))
             }
         };
         let mode = match cfg.mode {
@@ -335,9 +302,7 @@ impl IkeSa {
             suite: None,
             local_ts: Vec::new(),
             remote_ts: Vec::new(),
-            if_id,
-            mark_in,
-            mark_out,
+            tags,
             installed: None,
             rekey_at: None,
             rekey_planned: None,
@@ -346,6 +311,7 @@ impl IkeSa {
             check_at: None,
             redundant: false,
             out_installed: false,
+            expired: false,
             remove_at: None,
             replaces,
             replaced_by: None,
@@ -354,14 +320,46 @@ impl IkeSa {
             offer_configured: false,
         };
         self.children.insert(id, child);
-        id
+        Ok(id)
+    }
+
+    /// The peer's identity and the traffic of a child are agreed: decides with which others it
+    /// shares request id and policies.
+    pub(crate) fn settle_group(
+        &mut self,
+        env: &mut Env,
+        id: ChildSaId,
+    ) -> Result<(), ChildFailure> {
+        let Some(child) = self.children.get(&id) else {
+            return Ok(());
+        };
+        let (set, traffic) = (child.group.set, child.traffic());
+        if child.replaces.is_some() {
+            env.policies.joined(set, id, traffic);
+            return Ok(());
+        }
+        let (conn, cfg) = (child.conn.clone(), child.cfg().clone());
+        let group = env
+            .policies
+            .settle(set, &self.remote_id, cfg.reqid, id, traffic)
+            .map_err(|taken| reqid_taken(&taken))?;
+        if group.set == set {
+            return Ok(());
+        }
+        let inherited = self.if_id(&conn, env);
+        let tags = unique::tags(env, &cfg, inherited, group.set);
+        if let Some(child) = self.children.get_mut(&id) {
+            child.group = group;
+            child.tags = tags;
+        }
+        Ok(())
     }
 
     fn if_id(&mut self, conn: &ConnectionRef, env: &mut Env) -> (u32, u32) {
         if let Some(ids) = self.if_id {
             return ids;
         }
-        let ids = resolve_if_id(env, conn.if_id_in, conn.if_id_out, (0, 0));
+        let ids = unique::connection_if_id(env, conn);
         self.if_id = Some(ids);
         ids
     }
@@ -379,370 +377,12 @@ impl IkeSa {
             },
         ))
     }
-
-    /// Installs what was agreed. `initiated` is whether this side initiated the exchange.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "everything that an installation rests on"
-    )]
-    pub(crate) fn install_child(
-        &mut self,
-        env: &mut Env,
-        now: Now,
-        id: ChildSaId,
-        keys: ChildKeys,
-        initiated: bool,
-        outbound: Outbound,
-        slot: Slot,
-    ) -> Installing {
-        let mut installing = Installing {
-            child: id,
-            waiting: BTreeSet::new(),
-            error: None,
-        };
-        let encap = self
-            .nat
-            .any()
-            .then_some((self.local.port(), self.remote.port()));
-        let (local, remote) = (self.local.ip(), self.remote.ip());
-        let Some(child) = self.children.get_mut(&id) else {
-            return installing;
-        };
-        child.state = ChildState::Installing;
-        child.encap = encap;
-        child.local = local;
-        child.remote = remote;
-
-        let cfg = child.cfg().clone();
-        let window = cfg.replay_window.unwrap_or(env.settings.replay_window);
-        let below = |env: &mut Env, time: Duration| {
-            let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-            Duration::from_millis(env.rng.below(millis.saturating_add(1)))
-        };
-        let jitter = below(env, cfg.rand_time);
-        child.rekey_at = (!cfg.rekey_time.is_zero()).then(|| {
-            now.instant
-                + cfg
-                    .rekey_time
-                    .saturating_sub(jitter)
-                    .max(Duration::from_secs(1))
-        });
-        child.rekey_planned = child.rekey_at;
-        child.expires_at = (!cfg.life_time.is_zero()).then(|| now.instant + cfg.life_time);
-        let soft = |env: &mut Env, at: u64, random: u64| {
-            let random = env.rng.below(random.saturating_add(1));
-            (at != 0).then(|| at.saturating_sub(random).max(1))
-        };
-        let lifetime = Lifetime {
-            soft_time: None,
-            hard_time: (!cfg.life_time.is_zero()).then_some(cfg.life_time),
-            soft_bytes: soft(env, cfg.rekey_bytes, cfg.rand_bytes),
-            hard_bytes: (cfg.life_bytes != 0).then_some(cfg.life_bytes),
-            soft_packets: soft(env, cfg.rekey_packets, cfg.rand_packets),
-            hard_packets: (cfg.life_packets != 0).then_some(cfg.life_packets),
-        };
-        let (keys_out, keys_in) = if initiated {
-            (keys.initiator, keys.responder)
-        } else {
-            (keys.responder, keys.initiator)
-        };
-        let inbound = child.entry(Direction::In, keys_in, lifetime, window);
-        let out = Box::new(child.entry(Direction::Out, keys_out, lifetime, window));
-        let policies = cfg.policies.then(|| child.policy_set());
-
-        let owner = (self.id, id);
-        if let Some(sa) = child.inbound() {
-            env.by_sa.insert(sa, owner);
-        }
-        let mut wait = |token| {
-            installing.waiting.insert(token);
-        };
-        wait(env.plane(self.id, slot, Op::InstallSa(Box::new(inbound))));
-        match outbound {
-            Outbound::Now => {
-                child.out_installed = true;
-                if let Some(sa) = child.outbound() {
-                    env.by_sa.insert(sa, owner);
-                }
-                wait(env.plane(self.id, slot, Op::InstallSa(out)));
-            }
-            Outbound::Later => {
-                child.pending_out = Some(out);
-            }
-        }
-        if let Some(policies) = policies
-            && let Some(op) = env.policies.want(id, policies)
-        {
-            wait(env.plane(self.id, slot, op));
-        }
-        installing
-    }
-
-    /// Installs the outbound SA that was held back.
-    pub(crate) fn install_outbound(&mut self, env: &mut Env, id: ChildSaId) {
-        let Some(child) = self.children.get_mut(&id) else {
-            return;
-        };
-        let Some(entry) = child.pending_out.take() else {
-            return;
-        };
-        child.out_installed = true;
-        if let Some(sa) = child.outbound() {
-            env.by_sa.insert(sa, (self.id, id));
-        }
-        env.plane(self.id, Slot::Child(id), Op::InstallSa(entry));
-    }
-
-    /// A child is installed. `announce` tells the world at once; one that a rekey made is told of
-    /// with [`Self::announce_rekey`].
-    pub(crate) fn child_installed(
-        &mut self,
-        env: &mut Env,
-        now: Now,
-        id: ChildSaId,
-        announce: bool,
-    ) {
-        let Some(child) = self.children.get_mut(&id) else {
-            return;
-        };
-        child.state = ChildState::Installed;
-        child.installed = Some(now.instant);
-        let line = format!(
-            "CHILD_SA {}{{{}}} is established with SPIs {:08x}_i {:08x}_o and TS {} === {}{}",
-            child.cfg().name,
-            id,
-            child.spi_in,
-            child.spi_out,
-            super::narrow::describe(&child.local_ts),
-            super::narrow::describe(&child.remote_ts),
-            if child.encap.is_some() {
-                ", in UDP"
-            } else {
-                ""
-            },
-        );
-        let (connection, name) = (child.conn.name.clone(), child.cfg().name.clone());
-        if announce {
-            child.announced = true;
-        }
-        self.log(env, LogGroup::Ike, 0, line);
-        if announce {
-            let sa = Box::new(self.info_with_child(id));
-            env.event(Event::ChildUpDown { up: true, sa });
-            env.request(super::env::Request::ChildUp {
-                ike: self.id,
-                connection,
-                child: name,
-            });
-        }
-        self.arm_children(now);
-        self.changed(env);
-    }
-
-    /// `new` takes over from `old` in the eyes of the world. Once per `old`.
-    pub(crate) fn announce_rekey(&mut self, env: &mut Env, old: ChildSaId, new: ChildSaId) {
-        let Some(child) = self.children.get_mut(&new) else {
-            return;
-        };
-        child.announced = true;
-        let new_info = Box::new(child.info());
-        let connection = child.conn.name.clone();
-        let Some(old) = self.children.get_mut(&old) else {
-            return;
-        };
-        old.replaced_by = Some(new);
-        old.announced = false;
-        old.retry_at = None;
-        let old_info = Box::new(old.info());
-        let sa = Box::new(self.info_without_children());
-        env.event(Event::ChildRekey {
-            sa,
-            old: old_info,
-            new: new_info,
-        });
-        env.count(Some(connection), crate::api::Counter::ChildRekey);
-        self.changed(env);
-    }
-
-    /// Removes everything of a child from the data plane and from the listings.
-    pub(crate) fn remove_child(&mut self, env: &mut Env, id: ChildSaId) -> Option<ChildSa> {
-        let child = self.children.remove(&id)?;
-        for sa in [child.inbound(), child.outbound()].into_iter().flatten() {
-            if env.by_sa.get(&sa) == Some(&(self.id, id)) {
-                env.by_sa.remove(&sa);
-            }
-        }
-        if let Some(sa) = child.inbound() {
-            env.plane_forget(Op::RemoveSa(sa));
-        }
-        if child.out_installed
-            && let Some(sa) = child.outbound()
-        {
-            env.plane_forget(Op::RemoveSa(sa));
-        }
-        if let Some(op) = env.policies.release(child.group.set, id) {
-            env.plane_forget(op);
-        }
-        if let Some(old) = child.replaces.and_then(|old| self.children.get_mut(&old))
-            && old.replaced_by == Some(id)
-        {
-            old.replaced_by = None;
-        }
-        self.changed(env);
-        Some(child)
-    }
-
-    /// Ends a child for good: as [`Self::remove_child`], and the world is told if it knew it.
-    pub(crate) fn close_child(&mut self, env: &mut Env, id: ChildSaId) {
-        let Some(child) = self.children.get_mut(&id) else {
-            return;
-        };
-        if child.announced {
-            child.announced = false;
-            if child.state != ChildState::Deleted {
-                child.state = ChildState::Deleted;
-            }
-            let sa = Box::new(self.info_with_child(id));
-            env.event(Event::ChildUpDown { up: false, sa });
-        }
-        self.remove_child(env, id);
-    }
-
-    /// A replaced child is deleted at both ends: its outbound SA goes at once, its inbound SA after
-    /// a delay that lets packets in flight arrive.
-    pub(crate) fn retire_child(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
-        let delay = env.settings.delete_rekeyed_delay;
-        if delay.is_zero() {
-            self.remove_child(env, id);
-            return;
-        }
-        let Some(child) = self.children.get_mut(&id) else {
-            return;
-        };
-        child.state = ChildState::Deleted;
-        child.announced = false;
-        child.rekey_at = None;
-        child.remove_at = Some(now.instant + delay);
-        child.pending_out = None;
-        child.check_at = None;
-        if std::mem::take(&mut child.out_installed)
-            && let Some(sa) = child.outbound()
-        {
-            env.by_sa.remove(&sa);
-            env.plane_forget(Op::RemoveSa(sa));
-        }
-        self.arm_children(now);
-        self.changed(env);
-    }
-
-    /// Arms the timer that serves all children.
-    pub(crate) fn arm_children(&mut self, now: Now) {
-        let next = self
-            .children
-            .values()
-            .filter_map(ChildSa::next_deadline)
-            .min()
-            .map(|at| at.max(now.instant));
-        self.timers.put(Timer::Child, next);
-    }
-
-    /// Listing of this IKE SA with one child.
-    pub(crate) fn info_with_child(&self, id: ChildSaId) -> IkeSaInfo {
-        let mut info = self.info_without_children();
-        if let Some(child) = self.children.get(&id) {
-            info.children.insert(id, child.info());
-        }
-        info
-    }
-
-    /// Moves the SAs of all children to this IKE SA's present addresses.
-    pub(crate) fn move_children(&mut self, env: &mut Env) {
-        let encap = self
-            .nat
-            .any()
-            .then_some((self.local.port(), self.remote.port()));
-        let (local, remote) = (self.local.ip(), self.remote.ip());
-        let ids: Vec<ChildSaId> = self.children.keys().copied().collect();
-        for id in ids {
-            let owner = (self.id, id);
-            let Some(child) = self.children.get_mut(&id) else {
-                continue;
-            };
-            if child.local == local && child.remote == remote && child.encap == encap {
-                continue;
-            }
-            let (old_in, old_out) = (child.inbound(), child.outbound());
-            child.local = local;
-            child.remote = remote;
-            child.encap = encap;
-            if child.installed.is_none() {
-                continue;
-            }
-            let (udp_in, udp_out) = (child.udp(false), child.udp(true));
-            let mut update = |sa: Option<SaId>, new: Option<SaId>, src, dst, encap| {
-                let (Some(sa), Some(new)) = (sa, new) else {
-                    return;
-                };
-                if env.by_sa.remove(&sa).is_some() {
-                    env.by_sa.insert(new, owner);
-                }
-                env.plane_forget(Op::UpdateSa {
-                    id: sa,
-                    src,
-                    dst,
-                    encap,
-                });
-            };
-            update(old_in, child.inbound(), remote, local, udp_in);
-            if child.out_installed {
-                update(old_out, child.outbound(), local, remote, udp_out);
-            }
-            if let Some(pending) = child.pending_out.as_mut() {
-                pending.src = local;
-                pending.dst = remote;
-                pending.encap = udp_out;
-            }
-            if child.cfg().policies && child.state != ChildState::Deleted {
-                let set = child.policy_set();
-                if let Some(op) = env.policies.want(id, set) {
-                    env.plane_forget(op);
-                }
-            }
-        }
-    }
 }
 
-fn resolve_if_id(env: &mut Env, id_in: IfId, id_out: IfId, inherited: (u32, u32)) -> (u32, u32) {
-    let mut shared = None;
-    let mut one = |env: &mut Env, spec: IfId, inherited: u32| match spec {
-        IfId::None => inherited,
-        IfId::Id(id) => id,
-        IfId::Unique => *shared.get_or_insert_with(|| env.new_unique()),
-        IfId::UniqueDir => env.new_unique(),
-    };
-    (one(env, id_in, inherited.0), one(env, id_out, inherited.1))
-}
-
-fn resolve_marks(
-    env: &mut Env,
-    mark_in: &MarkSpec,
-    mark_out: &MarkSpec,
-) -> (Option<Mark>, Option<Mark>) {
-    let mut shared = None;
-    let mut one = |env: &mut Env, spec: &MarkSpec| match *spec {
-        MarkSpec::None | MarkSpec::Same(_) => None,
-        MarkSpec::Mark(mark) => Some(mark),
-        MarkSpec::Unique(mask) => {
-            let value = *shared.get_or_insert_with(|| env.new_unique());
-            Some(Mark {
-                value: value & mask,
-                mask,
-            })
-        }
-        MarkSpec::UniqueDir(mask) => Some(Mark {
-            value: env.new_unique() & mask,
-            mask,
-        }),
-    };
-    (one(env, mark_in), one(env, mark_out))
+fn reqid_taken(taken: &super::policies::ReqidTaken) -> ChildFailure {
+    ChildFailure::new(
+        FailureReason::Resources,
+        NotifyType::NoProposalChosen,
+        taken.to_string(),
+    )
 }

@@ -9,10 +9,10 @@ use swanherd_ipsec::proposal::ChildSuite;
 use swanherd_ipsec::registry::KeyExchangeId;
 use swanherd_ipsec::{Proposal, ProtocolId, Secret, Transform};
 
-use super::child::{Installing, Outbound};
 use super::child_offer::{ChildFailure, ChildPayloads, usable_child_proposals};
 use super::env::{Env, Request, Slot};
 use super::initiator::{NONCE_LEN, plane_failure, spi_failure};
+use super::install::{Installing, Outbound};
 use super::proposal::KeyExchangeRule;
 use super::{Active, Answer, IkeSa, Task};
 use crate::api::{
@@ -201,7 +201,13 @@ impl IkeSa {
             return;
         };
         let proposals = usable_child_proposals(env, cfg);
-        let child = self.new_child(env, &conn, index, rekeys);
+        let child = match self.new_child(env, &conn, index, rekeys) {
+            Ok(child) => child,
+            Err(failure) => {
+                self.child_refused(env, &conn, index, &failure);
+                return;
+            }
+        };
         if proposals.is_empty() {
             let failure = ChildFailure::new(
                 FailureReason::Unsupported,
@@ -559,7 +565,7 @@ impl IkeSa {
         nonce_r: Vec<u8>,
     ) {
         let id = negotiation.child;
-        match self.child_keys(&suite, shared, &negotiation.nonce, &nonce_r) {
+        match self.ready_child(env, id, &suite, shared, &negotiation.nonce, &nonce_r) {
             Ok(keys) => {
                 let slot = Slot::Active;
                 let installing = self.install_child(env, now, id, keys, true, Outbound::Now, slot);
@@ -654,7 +660,7 @@ impl IkeSa {
                     nonce_r,
                 },
                 Answer::Plane(result),
-            ) => match installing.answer(token, result) {
+            ) => match self.install_progress(env, &mut installing, token, result) {
                 None => {
                     self.active = Active::CreatingChild(Box::new(Creating::Installation {
                         installing,

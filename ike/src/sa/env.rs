@@ -87,6 +87,8 @@ pub(crate) enum Request {
         child: String,
         /// Why.
         reason: FailureReason,
+        /// Why, for people.
+        text: String,
     },
     /// Bring up a child again after a loss; `after` lets something else happen first.
     Restart {

@@ -181,20 +181,26 @@ impl IkeSa {
             self.retire_child(env, now, id);
             return;
         }
-        let expired = child.installed.is_some() && child.expires_at.is_none();
-        let cfg = child.cfg();
-        let restart = (expired
-            && !cfg.life_time.is_zero()
-            && (cfg.start_action.start || cfg.dpd_action.start))
-            .then(|| Request::Restart {
-                connection: child.conn.name.clone(),
+        let (expired, conn, cfg) = (child.expired, child.conn.clone(), child.cfg().clone());
+        self.close_child(env, id);
+        if !expired {
+            return;
+        }
+        // A child that is to be up, or to come back when it is lost, has been lost.
+        let actions = [cfg.start_action, cfg.dpd_action, cfg.close_action];
+        if actions.iter().any(|action| action.start) {
+            env.request(Request::Restart {
+                connection: conn.name.clone(),
                 child: cfg.name.clone(),
                 after: Duration::ZERO,
                 failed: false,
             });
-        self.close_child(env, id);
-        if let Some(restart) = restart {
-            env.request(restart);
+        }
+        if actions.iter().any(|action| action.trap) {
+            env.request(Request::Trap {
+                connection: conn.name.clone(),
+                child: cfg.name,
+            });
         }
     }
 

@@ -12,9 +12,9 @@ use swanherd_ipsec::registry::KeyExchangeId;
 use swanherd_ipsec::{Identity, Secret};
 
 use super::auth::{self, AuthFailure, Transcript};
-use super::child::Installing;
 use super::child_offer::{ChildFailure, ChildPayloads, notify, usable_ike_proposals};
 use super::env::{Env, Slot};
+use super::install::Installing;
 use super::proposal;
 use super::protect::Protection;
 use super::{Active, Answer, IkeSa, Task, nat};
@@ -679,7 +679,7 @@ impl IkeSa {
             },
             (Initiating::Installation(mut installing), Answer::Plane(answer)) => {
                 let id = installing.child;
-                match installing.answer(token, answer) {
+                match self.install_progress(env, &mut installing, token, answer) {
                     None => {
                         self.active =
                             Active::Initiating(Box::new(Initiating::Installation(installing)));

@@ -7,13 +7,13 @@ use swanherd_ipsec::plane::Outcome;
 use swanherd_ipsec::proposal::ChildSuite;
 
 use super::auth::{self, LocalAuth, PeerCheck};
-use super::child::Outbound;
 use super::child_offer::{ChildFailure, ChildPayloads, notify, usable_child_proposals};
 use super::env::{Env, Request, Slot};
 use super::initiator::{Agreed, AuthWait, Initiating, Preparation, spi_failure};
+use super::install::Outbound;
 use super::proposal::{self, KeyExchangeRule};
 use super::{Active, Answer, IkeSa, Task};
-use crate::api::{ChildSaId, Counter, Event, FailureReason, LogGroup, Now, Token};
+use crate::api::{ChildSaId, ConnectionRef, Counter, Event, FailureReason, LogGroup, Now, Token};
 use crate::compute::Computed;
 use crate::crypto::ChildKeys;
 use crate::wire::{AuthPayload, ExchangeType, NotifyType, Payload};
@@ -74,9 +74,19 @@ impl IkeSa {
         let mut spi = None;
         if let Some((conn, index)) = first {
             self.queue.pop_front();
-            let id = self.new_child(env, &conn, index, None);
-            child = Some(id);
-            spi = self.alloc_spi(env, id, Slot::Active);
+            match self.new_child(env, &conn, index, None) {
+                Ok(id) => {
+                    child = Some(id);
+                    spi = self.alloc_spi(env, id, Slot::Active);
+                }
+                Err(failure) => {
+                    self.child_refused(env, &conn, index, &failure);
+                    if !self.peer.childless {
+                        self.fail(env, now, failure.reason, failure.text);
+                        return;
+                    }
+                }
+            }
         }
         let signature = job.map(|job| env.compute(self.id, Slot::Active, job));
         let preparation = Preparation {
@@ -266,7 +276,9 @@ impl IkeSa {
                 return;
             }
         };
-        let keys = self.child_keys(
+        let keys = self.ready_child(
+            env,
+            id,
             &suite,
             None,
             &wait.transcript.nonce_i,
@@ -275,6 +287,7 @@ impl IkeSa {
         let keys = match keys {
             Ok(keys) => keys,
             Err(failure) => {
+                self.discard_agreed(env, now, id);
                 self.child_failed(env, now, id, &failure);
                 self.after_auth(env);
                 return;
@@ -284,8 +297,21 @@ impl IkeSa {
         self.active = Active::Initiating(Box::new(Initiating::Installation(installing)));
     }
 
-    /// Derives the keys of a child.
-    pub(crate) fn child_keys(
+    /// A child is agreed and can be installed: finds its group and derives its keys.
+    pub(crate) fn ready_child(
+        &mut self,
+        env: &mut Env,
+        id: ChildSaId,
+        suite: &ChildSuite,
+        shared: Option<&Secret>,
+        nonce_i: &[u8],
+        nonce_r: &[u8],
+    ) -> Result<ChildKeys, ChildFailure> {
+        self.settle_group(env, id)?;
+        self.child_keys(suite, shared, nonce_i, nonce_r)
+    }
+
+    fn child_keys(
         &self,
         suite: &ChildSuite,
         shared: Option<&Secret>,
@@ -352,18 +378,29 @@ impl IkeSa {
         id: ChildSaId,
         failure: &ChildFailure,
     ) {
-        let Some(child) = self.children.get(&id) else {
+        let Some(child) = self.remove_child(env, id) else {
             return;
         };
-        let (connection, name) = (child.conn.name.clone(), child.cfg().name.clone());
+        self.child_refused(env, &child.conn, child.index, failure);
+    }
+
+    /// A child cannot even be begun.
+    pub(crate) fn child_refused(
+        &mut self,
+        env: &mut Env,
+        conn: &ConnectionRef,
+        index: usize,
+        failure: &ChildFailure,
+    ) {
+        let Some(cfg) = conn.children.get(index) else {
+            return;
+        };
+        let (connection, name) = (conn.name.clone(), cfg.name.clone());
         self.log(
             env,
             LogGroup::Ike,
             0,
-            format!(
-                "establishing CHILD_SA {name}{{{id}}} failed: {}",
-                failure.text
-            ),
+            format!("establishing CHILD_SA {name} failed: {}", failure.text),
         );
         let kind = match failure.reason {
             FailureReason::ChildProposalMismatch => Some("proposal-mismatch-child"),
@@ -382,12 +419,12 @@ impl IkeSa {
             reason: failure.reason,
             text: failure.text.clone(),
         });
-        self.remove_child(env, id);
         env.request(Request::ChildFailed {
             ike: self.id,
             connection,
             child: name,
             reason: failure.reason,
+            text: failure.text.clone(),
         });
         if env.settings.close_ike_on_child_failure {
             self.enqueue(Task::DeleteIke);

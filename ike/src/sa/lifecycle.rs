@@ -293,12 +293,28 @@ impl IkeSa {
         }
     }
 
+    /// The data plane has ended an SA of a child that reached a hard limit.
+    pub(crate) fn sa_expired(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        id: ChildSaId,
+        sa: swanherd_ipsec::plane::SaId,
+    ) {
+        let outbound = self.children.get(&id).and_then(|child| child.outbound());
+        if outbound == Some(sa) {
+            self.unbind_policies(env, id);
+        }
+        self.child_expired(env, now, id);
+    }
+
     /// A child reached the end of its lifetime.
     pub(crate) fn child_expired(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
         let Some(child) = self.children.get_mut(&id) else {
             return;
         };
         child.expires_at = None;
+        child.expired = true;
         let name = child.cfg().name.clone();
         self.log(
             env,

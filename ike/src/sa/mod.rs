@@ -20,17 +20,21 @@ mod inbound;
 mod informational;
 pub(crate) mod initiator;
 mod initiator_auth;
+mod install;
 pub(crate) mod judge;
 mod lifecycle;
+mod limits;
 pub(crate) mod narrow;
 mod nat;
 pub(crate) mod policies;
 pub(crate) mod proposal;
 mod protect;
 mod rekey;
+mod reqids;
 pub(crate) mod responder;
 mod tasks;
 mod timers;
+pub(crate) mod unique;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -386,11 +390,9 @@ impl IkeSa {
             env,
             LogGroup::Knl,
             0,
-            format!("outbound SA of CHILD_SA {name}{{{id}}} could not be installed: {error}"),
+            format!("CHILD_SA {name}{{{id}}} could not be put to use: {error}"),
         );
-        if let Some(child) = self.children.get_mut(&id) {
-            child.out_installed = false;
-        }
+        self.unbind_policies(env, id);
         self.queue_task(env, now, Task::DeleteChild(id));
         None
     }

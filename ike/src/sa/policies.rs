@@ -1,30 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Request ids and policy sets, kept across rekeys, reauthentication and reconnects.
 //!
-//! A request id belongs to one child of one connection with one peer. While two CHILD SAs of that
-//! child live side by side (as during make-before-break reauthentication), they share request id
-//! and policies; the policies go when the last of them goes.
+//! CHILD SAs that carry the same traffic of one child of one connection with one peer, one after
+//! the other or side by side (as during make-before-break reauthentication), are a group: they
+//! share a request id, a policy set and the values drawn for `%unique`. The set is bound to one
+//! of them at a time; it goes when the last of them goes. CHILD SAs that carry other traffic of
+//! the same child, as a peer negotiates that has one for each subnet, are a group of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use swanherd_ipsec::Identity;
+use swanherd_config::model::Connection;
 use swanherd_ipsec::plane::{Op, PolicySet};
+use swanherd_ipsec::{Identity, TrafficSelector};
 
+use super::reqids::{Name, Reqids};
 use crate::api::ChildSaId;
+
+pub(crate) use super::reqids::ReqidTaken;
 
 /// Identifies a request id and the policy set that goes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Group {
-    /// For the data plane.
+    /// For the data plane; 0 for shunts.
     pub(crate) reqid: u32,
     /// Id of the policy set.
     pub(crate) set: u32,
 }
 
+/// Values that were drawn for `%unique` and `%unique-dir`, inbound and outbound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Uniques {
+    /// Interface ids.
+    pub(crate) if_id: (Option<u32>, Option<u32>),
+    /// Marks, before they are fitted to their masks.
+    pub(crate) mark: (Option<u32>, Option<u32>),
+}
+
+/// The selectors of a CHILD SA: this side's and the peer's.
+pub(crate) type Traffic = (Vec<TrafficSelector>, Vec<TrafficSelector>);
+
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    connection: String,
-    child: String,
+    name: Name,
     peer: Identity,
 }
 
@@ -32,48 +49,66 @@ struct Key {
 struct Holder {
     key: Key,
     group: Group,
-    users: BTreeSet<ChildSaId>,
-    /// Policies that users want, the last being the one that is installed.
+    uniques: Uniques,
+    /// With their selectors, once those are agreed.
+    users: BTreeMap<ChildSaId, Option<Traffic>>,
+    /// Policies that users want, the last being those that are installed.
     wanted: Vec<(ChildSaId, PolicySet)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Trap {
+    group: Group,
+    uniques: Uniques,
 }
 
 /// All request ids and policy sets.
 #[derive(Debug)]
 pub(crate) struct PolicyBook {
-    base: u32,
-    next_reqid: u32,
     next_set: u32,
-    /// Request ids that were given back.
-    free: BTreeSet<u32>,
-    /// Policy sets by request id.
-    by_reqid: BTreeMap<u32, BTreeSet<u32>>,
+    reqids: Reqids,
     holders: BTreeMap<u32, Holder>,
-    by_key: BTreeMap<Key, u32>,
-    /// The first request id that a child of a connection got; it gets that one again.
-    stable: BTreeMap<(String, String), u32>,
-    /// The children that remember a request id.
-    remembered: BTreeMap<u32, (String, String)>,
-    /// Traps by connection and child.
-    traps: BTreeMap<(String, String), Group>,
+    by_key: BTreeMap<Key, BTreeSet<u32>>,
+    by_reqid: BTreeMap<u32, u32>,
+    /// Traps and shunts by connection and child.
+    traps: BTreeMap<Name, Trap>,
+    /// The policy sets of traps and shunts.
+    trap_sets: BTreeMap<u32, Name>,
 }
 
 impl PolicyBook {
     pub(crate) fn new(base: u32) -> Self {
         Self {
-            base: base.max(1),
-            next_reqid: base.max(1),
             next_set: 0,
-            free: BTreeSet::new(),
-            by_reqid: BTreeMap::new(),
+            reqids: Reqids::new(base),
             holders: BTreeMap::new(),
             by_key: BTreeMap::new(),
-            stable: BTreeMap::new(),
-            remembered: BTreeMap::new(),
+            by_reqid: BTreeMap::new(),
             traps: BTreeMap::new(),
+            trap_sets: BTreeMap::new(),
         }
     }
 
+    /// A connection is loaded: no other child gets the request ids that it configures.
+    pub(crate) fn configure(&mut self, conn: &Connection) {
+        self.reqids.configure(conn);
+    }
+
+    /// A connection is replaced.
+    pub(crate) fn unconfigure(&mut self, conn: &Connection) {
+        self.reqids.unconfigure(conn);
+    }
+
+    /// A connection is not loaded any more.
+    pub(crate) fn forget(&mut self, conn: &Connection) {
+        self.reqids.unconfigure(conn);
+        self.reqids.forget(conn);
+    }
+
     /// The group of a CHILD SA that is being set up; `fixed` is the configured request id, or 0.
+    ///
+    /// # Errors
+    /// If another child has the configured request id.
     pub(crate) fn acquire(
         &mut self,
         connection: &str,
@@ -81,198 +116,437 @@ impl PolicyBook {
         peer: &Identity,
         fixed: u32,
         user: ChildSaId,
-    ) -> Group {
+    ) -> Result<Group, ReqidTaken> {
         let key = Key {
-            connection: connection.to_owned(),
-            child: child.to_owned(),
+            name: (connection.to_owned(), child.to_owned()),
             peer: peer.clone(),
         };
-        if let Some(holder) = self
-            .by_key
-            .get(&key)
-            .and_then(|set| self.holders.get_mut(set))
-        {
-            holder.users.insert(user);
-            return holder.group;
+        let first = self.by_key.get(&key).and_then(BTreeSet::first);
+        if let Some(holder) = first.and_then(|set| self.holders.get_mut(set)) {
+            holder.users.insert(user, None);
+            return Ok(holder.group);
         }
-        let name = (key.connection.clone(), key.child.clone());
-        let reqid = if fixed != 0 {
-            fixed
-        } else {
-            self.stable_reqid(name)
+        self.found(key, fixed, user)
+    }
+
+    /// The group of a CHILD SA whose peer and traffic are agreed by now: the same as long as it is
+    /// alone there, or carries what others of the group carry.
+    ///
+    /// # Errors
+    /// If it has to be a group of its own, and its configured request id is in use.
+    pub(crate) fn settle(
+        &mut self,
+        set: u32,
+        peer: &Identity,
+        fixed: u32,
+        user: ChildSaId,
+        traffic: Traffic,
+    ) -> Result<Group, ReqidTaken> {
+        let Some(holder) = self.holders.get_mut(&set) else {
+            return Ok(Group { reqid: 0, set });
         };
-        self.next_set += 1;
-        let group = Group {
-            reqid,
-            set: self.next_set,
+        let key = Key {
+            name: holder.key.name.clone(),
+            peer: peer.clone(),
         };
-        self.by_key.insert(key.clone(), group.set);
-        self.by_reqid.entry(reqid).or_default().insert(group.set);
-        self.holders.insert(
-            group.set,
-            Holder {
-                key,
-                group,
-                users: BTreeSet::from([user]),
-                wanted: Vec::new(),
-            },
-        );
-        group
+        let stays = holder.key == key && holder.fits(user, &traffic);
+        if stays {
+            holder.users.insert(user, Some(traffic));
+            return Ok(holder.group);
+        }
+        let other = self.by_key.get(&key).into_iter().flatten().find(|other| {
+            **other != set
+                && self
+                    .holders
+                    .get(other)
+                    .is_some_and(|holder| holder.fits(user, &traffic))
+        });
+        if let Some(other) = other.copied() {
+            self.leave(set, user);
+            let holder = self.holders.get_mut(&other);
+            let holder = holder.expect("it was found a moment ago");
+            holder.users.insert(user, Some(traffic));
+            return Ok(holder.group);
+        }
+        if let Some(holder) = self.holders.get_mut(&set)
+            && holder.users.len() == 1
+        {
+            // Alone: only the peer's name has become known.
+            holder.users.insert(user, Some(traffic));
+            let (group, old) = (
+                holder.group,
+                std::mem::replace(&mut holder.key, key.clone()),
+            );
+            self.drop_key(&old, set);
+            self.by_key.entry(key).or_default().insert(set);
+            return Ok(group);
+        }
+        let group = self.found(key, fixed, user)?;
+        self.leave(set, user);
+        if let Some(holder) = self.holders.get_mut(&group.set) {
+            holder.users.insert(user, Some(traffic));
+        }
+        Ok(group)
     }
 
     /// Adds `user`, which replaces another one of the group by a rekey.
     pub(crate) fn join(&mut self, set: u32, user: ChildSaId) {
         if let Some(holder) = self.holders.get_mut(&set) {
-            holder.users.insert(user);
+            holder.users.insert(user, None);
         }
     }
 
-    /// Records that `user` needs `policies`; returns the operation, unless they are installed.
+    /// Notes the traffic of one that joined.
+    pub(crate) fn joined(&mut self, set: u32, user: ChildSaId, traffic: Traffic) {
+        if let Some(holder) = self.holders.get_mut(&set) {
+            holder.users.insert(user, Some(traffic));
+        }
+    }
+
+    /// What was drawn for a group.
+    pub(crate) fn uniques(&mut self, set: u32) -> Option<&mut Uniques> {
+        if let Some(holder) = self.holders.get_mut(&set) {
+            return Some(&mut holder.uniques);
+        }
+        let trap = self.traps.get_mut(self.trap_sets.get(&set)?)?;
+        Some(&mut trap.uniques)
+    }
+
+    /// Binds the group to the policies of `user`; returns the operation, unless they are
+    /// installed. They stay bound to another one that wants them later.
     pub(crate) fn want(&mut self, user: ChildSaId, policies: PolicySet) -> Option<Op> {
         let holder = self.holders.get_mut(&policies.id)?;
-        let installed = holder.wanted.last().map(|(_, set)| set.clone());
+        let installed = holder.installed().cloned();
+        match holder.wanted.iter_mut().find(|(id, _)| *id == user) {
+            Some((_, set)) => *set = policies,
+            None => holder.wanted.push((user, policies)),
+        }
+        holder.change(installed.as_ref())
+    }
+
+    /// `user` wants its policies no more; returns what that means for the data plane.
+    pub(crate) fn unwant(&mut self, set: u32, user: ChildSaId) -> Option<Op> {
+        let holder = self.holders.get_mut(&set)?;
+        let installed = holder.installed().cloned();
         holder.wanted.retain(|(id, _)| *id != user);
-        holder.wanted.push((user, policies.clone()));
-        (installed.as_ref() != Some(&policies)).then(|| Op::InstallPolicies(Box::new(policies)))
+        match holder.change(installed.as_ref()) {
+            None if installed.is_some() && holder.wanted.is_empty() => {
+                Some(Op::RemovePolicies(set))
+            }
+            op => op,
+        }
+    }
+
+    /// Whether there are policies besides those of `user` to fall back to.
+    pub(crate) fn has_others(&self, set: u32, user: ChildSaId) -> bool {
+        let holder = self.holders.get(&set);
+        holder.is_some_and(|holder| holder.wanted.iter().any(|(id, _)| *id != user))
     }
 
     /// `user` is gone; returns what that means for the data plane.
     pub(crate) fn release(&mut self, set: u32, user: ChildSaId) -> Option<Op> {
-        let holder = self.holders.get_mut(&set)?;
-        holder.users.remove(&user);
-        let installed = holder.wanted.last().map(|(_, set)| set.clone());
-        holder.wanted.retain(|(id, _)| *id != user);
-        let wanted = holder.wanted.last().map(|(_, set)| set.clone());
-        if holder.users.is_empty() {
-            let (reqid, key) = (holder.group.reqid, holder.key.clone());
-            self.holders.remove(&set);
-            self.by_key.remove(&key);
-            if let Some(sets) = self.by_reqid.get_mut(&reqid) {
-                sets.remove(&set);
-                if sets.is_empty() {
-                    self.by_reqid.remove(&reqid);
-                    self.give_back(reqid);
-                }
-            }
-        }
-        match (installed, wanted) {
-            (Some(_), None) => Some(Op::RemovePolicies(set)),
-            (Some(a), Some(b)) if a != b => Some(Op::InstallPolicies(Box::new(b))),
-            _ => None,
-        }
+        let op = self.unwant(set, user);
+        self.leave(set, user);
+        op
     }
 
     /// The group of a trap; the same as long as it is installed.
-    pub(crate) fn trap(&mut self, connection: &str, child: &str, fixed: u32) -> Group {
+    ///
+    /// # Errors
+    /// If another child has the configured request id.
+    pub(crate) fn trap(
+        &mut self,
+        connection: &str,
+        child: &str,
+        fixed: u32,
+    ) -> Result<Group, ReqidTaken> {
         let name = (connection.to_owned(), child.to_owned());
-        if let Some(group) = self.traps.get(&name) {
-            return *group;
+        if let Some(trap) = self.traps.get(&name) {
+            return Ok(trap.group);
         }
-        let reqid = if fixed != 0 {
-            fixed
-        } else {
-            match self.stable.get(&name) {
-                Some(reqid) => *reqid,
-                None => self.stable_reqid(name.clone()),
-            }
-        };
-        self.next_set += 1;
+        let reqid = self.reqids.of_trap(&name, fixed)?;
         let group = Group {
             reqid,
-            set: self.next_set,
+            set: self.new_set(),
         };
-        self.traps.insert(name, group);
+        // A CHILD SA that is up already has what the trap would draw.
+        let uniques = self
+            .by_reqid
+            .get(&reqid)
+            .and_then(|set| self.holders.get(set))
+            .map(|holder| holder.uniques)
+            .unwrap_or_default();
+        self.trap_sets.insert(group.set, name.clone());
+        self.traps.insert(name, Trap { group, uniques });
+        Ok(group)
+    }
+
+    /// The policy set of a shunt, which has no request id.
+    pub(crate) fn shunt(&mut self, connection: &str, child: &str) -> Group {
+        let name = (connection.to_owned(), child.to_owned());
+        if let Some(trap) = self.traps.get(&name) {
+            return trap.group;
+        }
+        let group = Group {
+            reqid: 0,
+            set: self.new_set(),
+        };
+        let uniques = Uniques::default();
+        self.trap_sets.insert(group.set, name.clone());
+        self.traps.insert(name, Trap { group, uniques });
         group
     }
 
-    /// Whether a trap is installed.
-    pub(crate) fn has_trap(&self, connection: &str, child: &str) -> bool {
-        self.traps
-            .contains_key(&(connection.to_owned(), child.to_owned()))
+    /// The group of a trap or shunt that is installed.
+    pub(crate) fn trap_of(&self, connection: &str, child: &str) -> Option<Group> {
+        let name = (connection.to_owned(), child.to_owned());
+        self.traps.get(&name).map(|trap| trap.group)
     }
 
     /// Forgets a trap; returns the operation that removes it.
     pub(crate) fn untrap(&mut self, connection: &str, child: &str) -> Option<Op> {
-        let group = self
-            .traps
-            .remove(&(connection.to_owned(), child.to_owned()))?;
-        Some(Op::RemovePolicies(group.set))
+        let name = (connection.to_owned(), child.to_owned());
+        let trap = self.traps.remove(&name)?;
+        self.trap_sets.remove(&trap.group.set);
+        self.reqids.untrap(trap.group.reqid);
+        Some(Op::RemovePolicies(trap.group.set))
     }
 
     /// Forgets all traps; returns the operations that remove them.
     pub(crate) fn untrap_all(&mut self) -> Vec<Op> {
-        std::mem::take(&mut self.traps)
-            .into_values()
-            .map(|group| Op::RemovePolicies(group.set))
+        let names: Vec<Name> = self.traps.keys().cloned().collect();
+        names
+            .iter()
+            .filter_map(|(connection, child)| self.untrap(connection, child))
             .collect()
     }
 
     /// The connection and child that a request id belongs to.
-    pub(crate) fn owner(&self, reqid: u32) -> Option<(String, String)> {
-        let holder = self
-            .by_reqid
-            .get(&reqid)
-            .and_then(BTreeSet::first)
-            .and_then(|set| self.holders.get(set));
-        match holder {
-            Some(holder) => Some((holder.key.connection.clone(), holder.key.child.clone())),
-            None => self.remembered.get(&reqid).cloned().or_else(|| {
-                // A configured request id of a trap is remembered nowhere else.
-                let trap = self.traps.iter().find(|(_, group)| group.reqid == reqid)?;
-                Some(trap.0.clone())
-            }),
-        }
+    pub(crate) fn owner(&self, reqid: u32) -> Option<Name> {
+        self.reqids.owner(reqid).cloned()
     }
 
-    /// The remembered request id of a child, if no other peer has it now, else a fresh one.
-    fn stable_reqid(&mut self, name: (String, String)) -> u32 {
-        if let Some(&reqid) = self.stable.get(&name) {
-            if self.by_reqid.contains_key(&reqid) {
-                return self.fresh();
+    /// Makes a group.
+    fn found(&mut self, key: Key, fixed: u32, user: ChildSaId) -> Result<Group, ReqidTaken> {
+        let reqid = self.reqids.take(&key.name, &key.peer, fixed)?;
+        let group = Group {
+            reqid,
+            set: self.new_set(),
+        };
+        // The first one is what the trap stands for.
+        let uniques = self
+            .traps
+            .get(&key.name)
+            .filter(|trap| trap.group.reqid == reqid)
+            .map(|trap| trap.uniques)
+            .unwrap_or_default();
+        self.by_key
+            .entry(key.clone())
+            .or_default()
+            .insert(group.set);
+        self.by_reqid.insert(reqid, group.set);
+        self.holders.insert(
+            group.set,
+            Holder {
+                key,
+                group,
+                uniques,
+                users: BTreeMap::from([(user, None)]),
+                wanted: Vec::new(),
+            },
+        );
+        Ok(group)
+    }
+
+    fn leave(&mut self, set: u32, user: ChildSaId) {
+        let Some(holder) = self.holders.get_mut(&set) else {
+            return;
+        };
+        holder.users.remove(&user);
+        if !holder.users.is_empty() {
+            return;
+        }
+        let (reqid, key) = (holder.group.reqid, holder.key.clone());
+        self.holders.remove(&set);
+        self.by_reqid.remove(&reqid);
+        self.drop_key(&key, set);
+        self.reqids.give_back(reqid);
+    }
+
+    fn drop_key(&mut self, key: &Key, set: u32) {
+        if let Some(sets) = self.by_key.get_mut(key) {
+            sets.remove(&set);
+            if sets.is_empty() {
+                self.by_key.remove(key);
             }
-            return reqid;
         }
-        let reqid = self.fresh();
-        self.remembered.insert(reqid, name.clone());
-        self.stable.insert(name, reqid);
-        reqid
     }
 
-    fn fresh(&mut self) -> u32 {
-        if let Some(reqid) = self.free.pop_first() {
-            return reqid;
+    fn new_set(&mut self) -> u32 {
+        loop {
+            self.next_set = self.next_set.wrapping_add(1).max(1);
+            let set = self.next_set;
+            let taken = self.holders.contains_key(&set) || self.trap_sets.contains_key(&set);
+            if !taken {
+                return set;
+            }
         }
-        let reqid = self.next_reqid;
-        self.next_reqid = self.next_reqid.saturating_add(1);
-        reqid
+    }
+}
+
+impl Holder {
+    fn installed(&self) -> Option<&PolicySet> {
+        self.wanted.last().map(|(_, set)| set)
     }
 
-    /// Frees a request id that was drawn and is not remembered for a child.
-    fn give_back(&mut self, reqid: u32) {
-        if reqid < self.next_reqid && reqid >= self.base && !self.remembered.contains_key(&reqid) {
-            self.free.insert(reqid);
-        }
+    /// The operation that makes of `before` what is to be installed now.
+    fn change(&self, before: Option<&PolicySet>) -> Option<Op> {
+        let now = self.installed()?;
+        (before != Some(now)).then(|| Op::InstallPolicies(Box::new(now.clone())))
+    }
+
+    /// Whether `user` carries, in part at least, the very traffic of each other user.
+    fn fits(&self, user: ChildSaId, traffic: &Traffic) -> bool {
+        self.users
+            .iter()
+            .filter(|(id, _)| **id != user)
+            .filter_map(|(_, other)| other.as_ref())
+            .all(|other| {
+                let shared = |a: &[TrafficSelector], b: &[TrafficSelector]| {
+                    a.iter().any(|selector| b.contains(selector))
+                };
+                shared(&traffic.0, &other.0) && shared(&traffic.1, &other.1)
+            })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use swanherd_ipsec::plane::{HwOffload, Mode, PolicyAction};
+
     use super::*;
+
+    fn traffic(local: &str, remote: &str) -> Traffic {
+        let net = |text: &str| vec![TrafficSelector::network(text.parse().unwrap(), 24).unwrap()];
+        (net(local), net(remote))
+    }
+
+    fn policies(group: Group, spi: u32) -> PolicySet {
+        let host = |text: &str| text.parse().unwrap();
+        let (local, remote) = traffic("10.1.0.0", "10.2.0.0");
+        PolicySet {
+            id: group.set,
+            owner: "c/net".to_owned(),
+            local,
+            remote,
+            action: PolicyAction::Protect {
+                mode: Mode::Tunnel,
+                local: host("192.0.2.1"),
+                remote: host("192.0.2.2"),
+                reqid: group.reqid,
+                spi,
+            },
+            priority: None,
+            mark_in: None,
+            mark_out: None,
+            if_id_in: 0,
+            if_id_out: 0,
+            routes: true,
+            trap: false,
+            fwd_out: false,
+            offload: HwOffload::No,
+        }
+    }
 
     #[test]
     fn a_child_gets_its_request_id_again_and_peers_never_share_one() {
         let mut book = PolicyBook::new(1);
         let (alice, bob) = (Identity::fqdn("alice"), Identity::fqdn("bob"));
 
-        let first = book.acquire("c", "net", &alice, 0, 1);
-        let other = book.acquire("c", "net", &bob, 0, 2);
-        let twin = book.acquire("c", "net", &alice, 0, 3);
+        let first = book.acquire("c", "net", &alice, 0, 1).unwrap();
+        let other = book.acquire("c", "net", &bob, 0, 2).unwrap();
+        let twin = book.acquire("c", "net", &alice, 0, 3).unwrap();
         assert_ne!(first.reqid, other.reqid);
         assert_eq!(first, twin);
 
         assert_eq!(book.release(first.set, 1), None);
         assert_eq!(book.release(first.set, 3), None);
-        assert_eq!(book.acquire("c", "net", &alice, 0, 4).reqid, first.reqid);
-        assert_ne!(book.acquire("c", "lan", &alice, 0, 5).reqid, first.reqid);
+        let again = book.acquire("c", "net", &alice, 0, 4).unwrap();
+        assert_eq!(again.reqid, first.reqid);
+        let lan = book.acquire("c", "lan", &alice, 0, 5).unwrap();
+        assert_ne!(lan.reqid, first.reqid);
+    }
+
+    #[test]
+    fn policies_are_bound_to_one_sa_and_fall_back_to_the_one_before() {
+        let mut book = PolicyBook::new(1);
+        let peer = Identity::fqdn("alice");
+        let group = book.acquire("c", "net", &peer, 0, 1).unwrap();
+        book.join(group.set, 2);
+        let bound = |spi| Some(Op::InstallPolicies(Box::new(policies(group, spi))));
+
+        assert_eq!(book.want(1, policies(group, 0x100)), bound(0x100));
+        assert_eq!(book.want(2, policies(group, 0x200)), bound(0x200));
+        assert_eq!(book.want(1, policies(group, 0x101)), None);
+        assert_eq!(book.unwant(group.set, 2), bound(0x101));
+        assert_eq!(book.want(2, policies(group, 0x200)), bound(0x200));
+        assert_eq!(book.release(group.set, 1), None);
+        assert_eq!(
+            book.release(group.set, 2),
+            Some(Op::RemovePolicies(group.set))
+        );
+    }
+
+    #[test]
+    fn other_traffic_of_the_same_child_is_a_group_of_its_own() {
+        let mut book = PolicyBook::new(1);
+        let peer = Identity::fqdn("alice");
+        let one = book.acquire("c", "net", &peer, 0, 1).unwrap();
+        let one = book.settle(one.set, &peer, 0, 1, traffic("10.1.0.0", "10.2.0.0"));
+        let one = one.unwrap();
+        let two = book.acquire("c", "net", &peer, 0, 2).unwrap();
+        assert_eq!(one, two);
+
+        let two = book.settle(two.set, &peer, 0, 2, traffic("10.1.0.0", "10.3.0.0"));
+        let two = two.unwrap();
+        assert_ne!(one.reqid, two.reqid);
+        assert_ne!(one.set, two.set);
+
+        // The one that reauthenticates it joins it.
+        let three = book.acquire("c", "net", &peer, 0, 3).unwrap();
+        let three = book.settle(three.set, &peer, 0, 3, traffic("10.1.0.0", "10.3.0.0"));
+        assert_eq!(three, Ok(two));
+    }
+
+    #[test]
+    fn the_peer_that_turns_out_joins_what_it_has_already() {
+        let mut book = PolicyBook::new(1);
+        let (any, bob) = (Identity::any(), Identity::fqdn("bob"));
+        let nets = || traffic("10.1.0.0", "10.2.0.0");
+        let theirs = book.acquire("c", "net", &bob, 0, 1).unwrap();
+        book.settle(theirs.set, &bob, 0, 1, nets()).unwrap();
+
+        let ours = book.acquire("c", "net", &any, 0, 2).unwrap();
+        assert_ne!(ours.reqid, theirs.reqid);
+        assert_eq!(book.settle(ours.set, &bob, 0, 2, nets()), Ok(theirs));
+    }
+
+    #[test]
+    fn a_configured_request_id_has_one_owner() {
+        let mut book = PolicyBook::new(1);
+        let (alice, bob) = (Identity::fqdn("alice"), Identity::fqdn("bob"));
+        let group = book.acquire("c", "net", &alice, 7, 1).unwrap();
+        assert_eq!(group.reqid, 7);
+
+        let taken = book.acquire("d", "lan", &bob, 7, 2).unwrap_err();
+        assert_eq!(
+            taken.to_string(),
+            "reqid 7 is in use by c/net; configure another one"
+        );
+        assert!(book.acquire("c", "net", &bob, 7, 3).is_err());
+        assert!(book.trap("d", "lan", 7).is_err());
+
+        book.release(group.set, 1);
+        assert_eq!(book.acquire("d", "lan", &bob, 7, 4).unwrap().reqid, 7);
     }
 }

@@ -11,10 +11,10 @@ use swanherd_ipsec::plane::Outcome;
 use swanherd_ipsec::proposal::IkeSuite;
 
 use super::auth::{self, AuthFailure, LocalAuth, PeerCheck, Transcript};
-use super::child::{Installing, Outbound};
 use super::child_offer::{ChildFailure, ChildPayloads, Selected, notify};
 use super::env::{Env, Request, Slot};
 use super::initiator::{NONCE_LEN, hash_notify, plane_failure, spi_failure};
+use super::install::{Installing, Outbound};
 use super::judge::Accepted;
 use super::proposal::{self, KeyExchangeRule};
 use super::timers::Timer;
@@ -471,7 +471,13 @@ impl IkeSa {
                 return;
             }
         };
-        let child = self.new_child(env, &conn, selected.index, None);
+        let child = match self.new_child(env, &conn, selected.index, None) {
+            Ok(child) => child,
+            Err(failure) => {
+                self.answer_without_child(env, now, &context, response, &failure);
+                return;
+            }
+        };
         self.apply_selected(child, &selected);
         match self.alloc_spi(env, child, Slot::Passive) {
             Some(token) => {
@@ -631,7 +637,7 @@ impl IkeSa {
                     context,
                 },
                 Answer::Plane(result),
-            ) => match installing.answer(token, result) {
+            ) => match self.install_progress(env, &mut installing, token, result) {
                 None => {
                     self.passive = Passive::Responding(Box::new(Responding::Installation {
                         installing,
@@ -708,7 +714,8 @@ impl IkeSa {
         let Transcript {
             nonce_i, nonce_r, ..
         } = &context.transcript;
-        match self.child_keys(&selected.chosen.suite, None, nonce_i, nonce_r) {
+        let suite = &selected.chosen.suite;
+        match self.ready_child(env, child, suite, None, nonce_i, nonce_r) {
             Ok(keys) => {
                 let child_payloads = self.answer_child(child, selected);
                 let slot = Slot::Passive;

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use swanherd_ike::api::{ChildState, IkeState};
 use swanherd_ipsec::plane::{Direction, SaEntry, SaId};
 
+use crate::plane::bound_to;
 use crate::world::{ALICE, BOB, World};
 
 impl World {
@@ -123,6 +124,17 @@ impl World {
             .collect();
         let installed: BTreeSet<SaId> = host.plane.sas.keys().copied().collect();
         assert_eq!(listed, installed, "listed and installed SAs of {name}");
+        for policy in host.plane.policies.values() {
+            if let Some(id) = bound_to(policy) {
+                let out = host.plane.sas.get(&id).map(|(_, entry)| entry.direction);
+                assert_eq!(
+                    out,
+                    Some(Direction::Out),
+                    "{name}: policies of {} are bound to {id:?}",
+                    policy.owner
+                );
+            }
+        }
         let reqids: BTreeSet<u32> = host.plane.sas.values().map(|(_, sa)| sa.reqid).collect();
         for policy in host.plane.policies.values().filter(|policy| !policy.trap) {
             if let swanherd_ipsec::plane::PolicyAction::Protect { reqid, .. } = policy.action {

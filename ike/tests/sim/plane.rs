@@ -8,6 +8,9 @@ use swanherd_ipsec::plane::{
     Direction, Op, Outcome, PlaneError, PolicyAction, PolicySet, SaEntry, SaId,
 };
 
+/// Length of the packets of the traffic.
+pub(crate) const PACKET_OCTETS: u64 = 1000;
+
 /// Kinds of operations, for making some of them fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
@@ -27,6 +30,10 @@ pub(crate) struct FakePlane {
     pub(crate) policies: BTreeMap<u32, PolicySet>,
     /// Virtual addresses, once for each addition.
     pub(crate) addresses: Vec<IpAddr>,
+    /// Packets that each SA has carried.
+    pub(crate) carried: BTreeMap<SaId, u64>,
+    /// SAs that were refused, or that ended by themselves.
+    gone: BTreeSet<SaId>,
     /// How many operations of a kind fail from now on.
     pub(crate) failing: Vec<(OpKind, u32)>,
     /// What should never have been asked for.
@@ -43,6 +50,8 @@ impl FakePlane {
             sas: BTreeMap::new(),
             policies: BTreeMap::new(),
             addresses: Vec::new(),
+            carried: BTreeMap::new(),
+            gone: BTreeSet::new(),
             failing: Vec::new(),
             violations: Vec::new(),
             keys_seen: BTreeSet::new(),
@@ -62,6 +71,16 @@ impl FakePlane {
             .find(|(failing, left)| Some(*failing) == kind && *left > 0)
         {
             *left -= 1;
+            match &op {
+                Op::InstallSa(entry) => {
+                    self.gone.insert(entry.id());
+                }
+                // It stays bound to an SA whose removal is on its way already.
+                Op::InstallPolicies(set) => self
+                    .gone
+                    .extend(self.policies.get(&set.id).and_then(bound_to)),
+                _ => {}
+            }
             return Err(refusal("made to fail", 12));
         }
         match op {
@@ -88,12 +107,29 @@ impl FakePlane {
             }
             Op::RemoveSa(id) => {
                 self.reserved.remove(&id);
-                self.sas.remove(&id);
+                self.carried.remove(&id);
+                if self.sas.remove(&id).is_some()
+                    && !self.gone.contains(&id)
+                    && let Some(set) = self.policies.values().find(|set| bound_to(set) == Some(id))
+                {
+                    let text = format!("SA {id:?} is removed while {} is bound to it", set.owner);
+                    self.violations.push(text);
+                }
             }
             Op::InstallPolicies(set) => {
                 if set.local.is_empty() || set.remote.is_empty() {
                     self.violations
                         .push(format!("policies {} without selectors", set.id));
+                }
+                if let Some(id) = bound_to(&set)
+                    && !self.gone.contains(&id)
+                    && self
+                        .sas
+                        .get(&id)
+                        .is_none_or(|(_, entry)| entry.direction != Direction::Out)
+                {
+                    let text = format!("policies of {} name {id:?}, which is not there", set.owner);
+                    self.violations.push(text);
                 }
                 self.policies.insert(set.id, *set);
             }
@@ -155,6 +191,37 @@ impl FakePlane {
             .map(|(_, entry)| entry)
     }
 
+    /// A packet passes through an SA. Tells which limits it reaches, hard ones last; after a hard
+    /// one the SA is gone.
+    pub(crate) fn carry(&mut self, id: SaId) -> Vec<bool> {
+        let Some((_, entry)) = self.sas.get(&id) else {
+            return Vec::new();
+        };
+        let limits = entry.lifetime;
+        let count = self.carried.entry(id).or_default();
+        *count += 1;
+        let octets = *count * PACKET_OCTETS;
+        let reaches = |packets: Option<u64>, bytes: Option<u64>| {
+            packets == Some(*count)
+                || bytes.is_some_and(|limit| octets >= limit && octets - PACKET_OCTETS < limit)
+        };
+        let mut reached = Vec::new();
+        if reaches(limits.soft_packets, limits.soft_bytes) {
+            reached.push(false);
+        }
+        if reaches(limits.hard_packets, limits.hard_bytes) {
+            reached.push(true);
+            self.expire(id);
+        }
+        reached
+    }
+
+    /// An SA ends by itself.
+    pub(crate) fn expire(&mut self, id: SaId) {
+        self.sas.remove(&id);
+        self.gone.insert(id);
+    }
+
     /// SAs of one direction.
     pub(crate) fn of(&self, direction: Direction) -> impl Iterator<Item = &SaEntry> {
         self.sas
@@ -169,6 +236,14 @@ impl FakePlane {
             .get(&SaId { spi, dst })
             .map(|(_, entry)| entry)
             .filter(|entry| entry.direction == Direction::In)
+    }
+}
+
+/// The outbound SA that a set of policies names.
+pub(crate) fn bound_to(set: &PolicySet) -> Option<SaId> {
+    match set.action {
+        PolicyAction::Protect { spi, remote, .. } if spi != 0 => Some(SaId { spi, dst: remote }),
+        _ => None,
     }
 }
 

@@ -290,3 +290,68 @@ fn a_rekey_that_meets_a_deletion_leaves_nothing_half_done() {
         }
     });
 }
+
+#[test]
+fn a_limit_of_packets_or_octets_is_a_reason_to_rekey() {
+    for by_packets in [true, false] {
+        let mut connections = pair();
+        let cfg = &mut connections.0.children[0];
+        if by_packets {
+            (cfg.rekey_packets, cfg.life_packets, cfg.rand_packets) = (1000, 2000, 100);
+        } else {
+            (cfg.rekey_bytes, cfg.life_bytes) = (1_000_000, 2_000_000);
+        }
+        let mut world = established_with(World::new(41), connections);
+        world.set_traffic(true);
+        // Twenty packets a second each way, so that a soft limit is reached in about 50 s.
+        world.run_for(Duration::from_secs(600));
+        world.set_traffic(false);
+        world.run_for(AFTERMATH);
+
+        world.assert_in_sync(1);
+        let told = |event: &Event| matches!(event, Event::ChildRekey { .. });
+        let events = &world.host(BOB).events;
+        let rekeys = events.iter().filter(|(_, event)| told(event)).count();
+        assert!((10..=14).contains(&rekeys), "{rekeys} rekeys");
+        assert_eq!((world.traffic.blocked, world.traffic.refused), (0, 0));
+    }
+}
+
+#[test]
+fn a_child_without_any_limit_stays() {
+    let mut world = established(42);
+    let before = world.inbound_spis(ALICE);
+    world.set_traffic(true);
+    world.run_for(Duration::from_secs(7200));
+    assert_eq!(world.inbound_spis(ALICE), before);
+}
+
+#[test]
+fn a_soft_limit_that_lies_beyond_the_hard_one_still_comes_first() {
+    let mut connections = pair();
+    let cfg = &mut connections.0.children[0];
+    (cfg.rekey_time, cfg.life_time) = (Duration::from_secs(500), Duration::from_secs(110));
+    let mut world = established_with(World::new(43), connections);
+    world.set_traffic(true);
+    world.run_for(Duration::from_secs(1050));
+    world.assert_in_sync(1);
+    assert_eq!((world.traffic.blocked, world.traffic.refused), (0, 0));
+}
+
+#[test]
+fn a_child_that_is_to_be_up_comes_back_after_a_hard_limit() {
+    let mut connections = pair();
+    let cfg = &mut connections.0.children[0];
+    cfg.life_packets = 100;
+    cfg.start_action.start = true;
+    let mut world = established_with(World::new(44), connections);
+    world.set_traffic(true);
+    world.run_for(Duration::from_secs(60));
+    world.set_traffic(false);
+    world.run_for(AFTERMATH);
+
+    world.assert_in_sync(1);
+    let ups = |event: &Event| matches!(event, Event::ChildUpDown { up: true, .. });
+    let events = &world.host(ALICE).events;
+    assert!(events.iter().filter(|(_, event)| ups(event)).count() > 5);
+}

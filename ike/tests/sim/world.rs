@@ -411,7 +411,7 @@ impl World {
                     return;
                 }
                 if hard {
-                    plane.sas.remove(&id);
+                    plane.expire(id);
                 }
                 return self.plane_event(host, PlaneEvent::Expire { id, hard });
             }
@@ -419,6 +419,7 @@ impl World {
             Happening::PacketArrival { to, spi, dst } => {
                 if self.hosts[to].plane.inbound(spi, dst).is_some() {
                     self.traffic.arrived += 1;
+                    self.carry(to, SaId { spi, dst });
                 } else {
                     self.traffic.refused += 1;
                     self.note(to, &format!("no SA for a packet with SPI {spi:08x}"));
@@ -535,6 +536,13 @@ impl World {
         }
     }
 
+    /// Counts a packet, and tells the endpoint of limits that it reaches.
+    fn carry(&mut self, host: usize, id: SaId) {
+        for hard in self.hosts[host].plane.carry(id) {
+            self.plane_event(host, PlaneEvent::Expire { id, hard });
+        }
+    }
+
     /// One packet through every tunnel of every host. Packets are not lost to the network: what
     /// is measured is whether both sides have the SAs for them.
     fn packets(&mut self) {
@@ -558,6 +566,7 @@ impl World {
                     self.note(host, "no SA to send a packet with");
                     continue;
                 };
+                self.carry(host, SaId { spi, dst });
                 let dst = match &self.net.nat {
                     Some(nat) if nat.outside == dst => nat.inside,
                     _ => dst,
