@@ -17,6 +17,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
 use zeroize::{Zeroize as _, Zeroizing};
 
+mod batch;
+
+pub(crate) use batch::Request;
+
 /// Length of `struct nlmsghdr`.
 const HEADER: usize = 16;
 /// The kernel's dumps fill at most this much per read.

@@ -18,7 +18,7 @@ mod difference;
 mod journal;
 
 pub(crate) use difference::{ActualPolicy, ActualSa, SeenPolicies, SeenSas, audit};
-pub(crate) use journal::{Journal, Record};
+pub(crate) use journal::{Journal, Record, Thresholds};
 
 /// Names one kernel policy: no two policies of a namespace agree in all of this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -137,6 +137,8 @@ pub(crate) struct Claim {
     pub(crate) action: PolicyAction,
     /// Its priority; of several claims the lowest is in force.
     pub(crate) priority: u32,
+    /// Index of the interface that takes over.
+    pub(crate) device: Option<u32>,
 }
 
 impl Claim {
@@ -153,6 +155,7 @@ impl Claim {
 pub(crate) struct InForce {
     pub(crate) action: PolicyAction,
     pub(crate) priority: u32,
+    pub(crate) device: Option<u32>,
 }
 
 /// A kernel policy that has to change.
@@ -176,6 +179,32 @@ pub(crate) struct Conflict {
     reqid: u32,
 }
 
+/// Lengths of the prefixes of a policy, as the kernel's hash thresholds count them: what is local
+/// and what is remote depends on the direction alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Shape {
+    pub(crate) v6: bool,
+    pub(crate) local: u8,
+    pub(crate) remote: u8,
+}
+
+/// How many policies have each shape.
+pub(crate) type Shapes = BTreeMap<Shape, usize>;
+
+impl Shape {
+    fn of(key: &PolicyKey) -> Self {
+        let (local, remote) = match key.direction {
+            Direction::Out => (key.src.1, key.dst.1),
+            Direction::In | Direction::Fwd => (key.dst.1, key.src.1),
+        };
+        Self {
+            v6: key.src.0.is_ipv6(),
+            local,
+            remote,
+        }
+    }
+}
+
 /// The claims of one set, by kernel policy.
 pub(crate) type Claims = BTreeMap<PolicyKey, Claim>;
 
@@ -188,6 +217,7 @@ pub(crate) struct Desired {
     claimants: BTreeMap<PolicyKey, Vec<u32>>,
     /// How many claims have each request id.
     reqids: BTreeMap<u32, usize>,
+    shapes: Shapes,
 }
 
 impl Desired {
@@ -205,6 +235,19 @@ impl Desired {
 
     pub(crate) fn sas(&self) -> impl Iterator<Item = (&SaId, &WantedSa)> {
         self.sas.iter()
+    }
+
+    /// The kernel policies that a set claims.
+    pub(crate) fn keys_of(&self, id: u32) -> impl Iterator<Item = PolicyKey> {
+        self.sets
+            .get(&id)
+            .into_iter()
+            .flat_map(|claims| claims.keys().copied())
+    }
+
+    /// How many kernel policies have each pair of lengths of prefixes.
+    pub(crate) fn shapes(&self) -> &Shapes {
+        &self.shapes
     }
 
     pub(crate) fn sets(&self) -> impl Iterator<Item = u32> {
@@ -278,6 +321,13 @@ impl Desired {
                 ids.retain(|other| *other != id);
                 if ids.is_empty() {
                     self.claimants.remove(&key);
+                    let shape = Shape::of(&key);
+                    if let Some(count) = self.shapes.get_mut(&shape) {
+                        *count -= 1;
+                        if *count == 0 {
+                            self.shapes.remove(&shape);
+                        }
+                    }
                 }
             }
         }
@@ -286,6 +336,9 @@ impl Desired {
                 *self.reqids.entry(reqid).or_default() += 1;
             }
             let ids = self.claimants.entry(*key).or_default();
+            if ids.is_empty() {
+                *self.shapes.entry(Shape::of(key)).or_default() += 1;
+            }
             if !ids.contains(&id) {
                 ids.push(id);
             }
@@ -300,6 +353,7 @@ impl Desired {
         self.claim_in_force(key).map(|claim| InForce {
             action: claim.action,
             priority: claim.priority,
+            device: claim.device,
         })
     }
 
@@ -384,6 +438,7 @@ mod tests {
                 spi: 0,
             },
             priority,
+            device: None,
         }
     }
 

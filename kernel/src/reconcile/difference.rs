@@ -279,6 +279,7 @@ mod tests {
                 spi: 0,
             },
             priority,
+            device: None,
         }
     }
 

@@ -28,6 +28,16 @@ pub(crate) enum Record {
     Sa(SaId),
     /// A policy and the request id of its template, 0 without one.
     Policy(PolicyKey, u32),
+    /// The hash thresholds of policies that were in force before we set ours.
+    Thresholds(Thresholds),
+}
+
+/// From which lengths of prefixes on the kernel finds policies by hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Thresholds {
+    pub(crate) v6: bool,
+    pub(crate) local: u8,
+    pub(crate) remote: u8,
 }
 
 /// The ledger. Without a file it lives as long as the process.
@@ -147,6 +157,10 @@ impl Journal {
 fn encode(record: &Record) -> String {
     match record {
         Record::Sa(id) => format!("sa {} {:08x}", id.dst, id.spi),
+        Record::Thresholds(old) => {
+            let version = if old.v6 { 6 } else { 4 };
+            format!("hthresh{version} {} {}", old.local, old.remote)
+        }
         Record::Policy(key, reqid) => {
             let direction = match key.direction {
                 Direction::In => "in",
@@ -182,6 +196,11 @@ fn decode(line: &str) -> Option<Record> {
             let spi = u32::from_str_radix(spi, 16).ok()?;
             Record::Sa(SaId { spi, dst })
         }
+        kind @ ("hthresh4" | "hthresh6") => Record::Thresholds(Thresholds {
+            v6: kind == "hthresh6",
+            local: next(&mut words)?,
+            remote: next(&mut words)?,
+        }),
         "policy" => {
             let direction = match words.next()? {
                 "in" => Direction::In,
@@ -311,7 +330,9 @@ mod tests {
             )
         });
         let sa = (any::<u32>(), addr()).prop_map(|(spi, dst)| Record::Sa(SaId { spi, dst }));
-        prop_oneof![sa, policy]
+        let thresholds = any::<(bool, u8, u8)>()
+            .prop_map(|(v6, local, remote)| Record::Thresholds(Thresholds { v6, local, remote }));
+        prop_oneof![sa, policy, thresholds]
     }
 
     proptest! {

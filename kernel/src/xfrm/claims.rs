@@ -35,20 +35,36 @@ pub(crate) fn claims(set: &PolicySet) -> Result<Claims, String> {
             }
             let outbound = selector::selector(local, remote).map_err(|e| e.to_string())?;
             let inbound = selector::selector(remote, local).map_err(|e| e.to_string())?;
-            let mut add = |direction, selector, mark, if_id| {
+            let computed = |selector, trap| {
+                set.priority
+                    .unwrap_or_else(|| selector::priority(&set.action, selector, trap))
+            };
+            let mut add = |direction, selector, mark, if_id, action, priority| {
                 let key = PolicyKey::new(direction, selector, mark, if_id);
                 claims.entry(key).or_insert_with(|| Claim {
                     owner: owner.clone(),
-                    action: set.action,
-                    priority: set
-                        .priority
-                        .unwrap_or_else(|| selector::priority(&set.action, selector, set.trap)),
+                    action,
+                    priority,
+                    device: None,
                 });
             };
-            add(Direction::Out, &outbound, set.mark_out, set.if_id_out);
-            add(Direction::In, &inbound, set.mark_in, set.if_id_in);
+            let (action, priority) = (set.action, computed(&outbound, set.trap));
+            let (out, into) = ((set.mark_out, set.if_id_out), (set.mark_in, set.if_id_in));
+            add(Direction::Out, &outbound, out.0, out.1, action, priority);
+            add(Direction::In, &inbound, into.0, into.1, action, priority);
             if forwards {
-                add(Direction::Fwd, &inbound, set.mark_in, set.if_id_in);
+                add(Direction::Fwd, &inbound, into.0, into.1, action, priority);
+            }
+            if forwards && set.fwd_out {
+                // What is forwarded into the tunnel is protected by the outbound policy later; it
+                // only must not be stopped before. As strongSwan does, it comes behind the
+                // policies of packets from the tunnel.
+                let action = match set.action {
+                    PolicyAction::Protect { .. } => PolicyAction::Bypass,
+                    action => action,
+                };
+                let priority = computed(&outbound, true);
+                add(Direction::Fwd, &outbound, out.0, out.1, action, priority);
             }
         }
     }

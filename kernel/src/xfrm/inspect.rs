@@ -6,7 +6,10 @@ use std::path::Path;
 
 use swanherd_ipsec::plane::PlaneError;
 
-use super::{dump_policies, dump_sas, ledger_here, listing, plane_error, reconciling};
+use super::books::ledger_here;
+use super::policies::dump_policies;
+use super::states::dump_sas;
+use super::{listing, plane_error, reconciling};
 use crate::audit::{Audit, ListedPolicy};
 use crate::netlink::{NetlinkError, Requester};
 use crate::reconcile::{self, Desired, Journal};

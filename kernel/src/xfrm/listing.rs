@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 
 use swanherd_ipsec::plane::PlaneError;
 
+use super::books::reqid_of;
 use super::message::{PolicyClass, SeenPolicy};
-use super::{XfrmPlane, plane_error, reqid_of};
+use super::{XfrmPlane, plane_error};
 use crate::audit::{ListedPolicy, Owner, Verdict};
 use crate::reconcile::{Desired, Record};
 

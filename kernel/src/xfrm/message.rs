@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Requests to the kernel's XFRM, and what its answers and dumps say.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use netlink_packet_core::{NetlinkSerializable, NlasIterator};
@@ -12,21 +13,23 @@ use netlink_packet_xfrm::state::{
 };
 use netlink_packet_xfrm::{
     Address, EncapTmpl, IPPROTO_ESP, Id, LifetimeConfig, Mark as MarkAttr, ReplayEsn,
-    UDP_ENCAP_ESPINUDP, UserPolicyId, UserPolicyInfo, UserSaId, UserSaInfo, UserSpiInfo,
-    UserTemplate, XFRM_INF, XFRM_MODE_BEET, XFRM_MODE_TRANSPORT, XFRM_MODE_TUNNEL,
-    XFRM_POLICY_ALLOW, XFRM_POLICY_BLOCK, XFRM_POLICY_FWD, XFRM_POLICY_IN, XFRM_POLICY_OUT,
-    XFRM_SA_XFLAG_DONT_ENCAP_DSCP, XFRM_STATE_AF_UNSPEC, XFRM_STATE_DECAP_DSCP, XFRM_STATE_ESN,
-    XFRM_STATE_NOECN, XFRM_STATE_NOPMTUDISC, XFRM_USER_POLICY_INFO_LEN, XFRM_USER_SA_INFO_LEN,
-    XFRMA_IF_ID, XFRMA_LASTUSED, XFRMA_LTIME_VAL, XFRMA_MARK, XFRMA_POLICY_TYPE,
-    XFRMA_REPLAY_ESN_VAL, XFRMA_REPLAY_VAL, XFRMA_SEC_CTX, XFRMA_TMPL, XfrmAttrs, XfrmMessage,
+    UDP_ENCAP_ESPINUDP, UserOffloadDev, UserPolicyId, UserPolicyInfo, UserSaId, UserSaInfo,
+    UserSpiInfo, UserTemplate, XFRM_INF, XFRM_MODE_BEET, XFRM_MODE_TRANSPORT, XFRM_MODE_TUNNEL,
+    XFRM_OFFLOAD_INBOUND, XFRM_OFFLOAD_IPV6, XFRM_POLICY_ALLOW, XFRM_POLICY_BLOCK, XFRM_POLICY_FWD,
+    XFRM_POLICY_IN, XFRM_POLICY_OUT, XFRM_SA_XFLAG_DONT_ENCAP_DSCP, XFRM_STATE_AF_UNSPEC,
+    XFRM_STATE_DECAP_DSCP, XFRM_STATE_ESN, XFRM_STATE_NOECN, XFRM_STATE_NOPMTUDISC,
+    XFRM_USER_POLICY_INFO_LEN, XFRM_USER_SA_INFO_LEN, XFRMA_IF_ID, XFRMA_LASTUSED, XFRMA_LTIME_VAL,
+    XFRMA_MARK, XFRMA_OFFLOAD_DEV, XFRMA_POLICY_TYPE, XFRMA_REPLAY_ESN_VAL, XFRMA_REPLAY_VAL,
+    XFRMA_SEC_CTX, XFRMA_TMPL, XfrmAttrs, XfrmMessage,
 };
 use swanherd_ipsec::plane::{
     Direction, Lifetime, Mark, Mode, PolicyAction, SaCounters, SaEntry, SaId,
 };
 
 use super::algorithm::{self, AlgorithmError};
+use super::attribute::{SaDirection, XFRM_OFFLOAD_PACKET};
 use super::selector::{address, family, host_selector};
-use crate::reconcile::PolicyKey;
+use crate::reconcile::{InForce, PolicyKey};
 
 /// SPIs that we hand out, the range that strongSwan uses as well.
 pub(super) const SPI_RANGE: (u32, u32) = (0xc000_0000, 0xcfff_ffff);
@@ -62,8 +65,18 @@ pub(super) struct CarriedState {
     attributes: Vec<XfrmAttrs>,
 }
 
-/// Reserves an inbound SPI.
-pub(super) fn alloc_spi(src: IpAddr, dst: IpAddr, reqid: u32) -> XfrmMessage {
+/// What an SA is installed with besides its entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SaOptions {
+    /// The kernel knows directions of SAs, and is strict about what goes with each.
+    pub(super) sa_dir: bool,
+    /// Index of the interface that takes over, and whether it does all.
+    pub(super) offload: Option<(u32, bool)>,
+}
+
+/// Reserves an inbound SPI. With `sa_dir` the reservation has a direction, which the kernel
+/// compares with that of the SA that replaces it.
+pub(super) fn alloc_spi(src: IpAddr, dst: IpAddr, reqid: u32, sa_dir: bool) -> XfrmMessage {
     let spi_info = UserSpiInfo {
         info: UserSaInfo {
             id: Id {
@@ -82,8 +95,20 @@ pub(super) fn alloc_spi(src: IpAddr, dst: IpAddr, reqid: u32) -> XfrmMessage {
     };
     XfrmMessage::AllocSpi(AllocSpiMessage {
         spi_info,
-        nlas: Vec::new(),
+        nlas: sa_dir.then(|| SaDirection::In.into()).into_iter().collect(),
     })
+}
+
+/// A harmless request that a kernel which knows directions of SAs refuses with `ERANGE`: it names
+/// a direction that does not exist, and an SA that does not exist.
+pub(super) fn probe_sa_dir() -> XfrmMessage {
+    let nowhere = SaId {
+        spi: 1,
+        dst: std::net::Ipv4Addr::UNSPECIFIED.into(),
+    };
+    let mut message = sa_id_message(nowhere, None);
+    message.nlas.push(SaDirection::Other(u8::MAX).into());
+    XfrmMessage::DeleteSa(message)
 }
 
 /// Installs `entry`; with `update`, over a reserved SPI or an SA of the same name.
@@ -91,15 +116,19 @@ pub(super) fn install_sa(
     entry: &SaEntry,
     update: bool,
     carried: CarriedState,
+    options: SaOptions,
 ) -> Result<KeyedMessage, AlgorithmError> {
+    let outbound = entry.direction == Direction::Out;
+    // Without a direction, the kernel ignores what does not apply.
+    let (may_out, may_in) = (!options.sa_dir || outbound, !options.sa_dir || !outbound);
     let mut flags = 0;
     if entry.mode != Mode::Transport {
         flags |= XFRM_STATE_AF_UNSPEC;
     }
     for (wanted, flag) in [
         (!entry.copy_ecn, XFRM_STATE_NOECN),
-        (!entry.copy_df, XFRM_STATE_NOPMTUDISC),
-        (entry.copy_dscp_in, XFRM_STATE_DECAP_DSCP),
+        (!entry.copy_df && may_out, XFRM_STATE_NOPMTUDISC),
+        (entry.copy_dscp_in && may_in, XFRM_STATE_DECAP_DSCP),
         (entry.esn, XFRM_STATE_ESN),
     ] {
         if wanted {
@@ -136,6 +165,13 @@ pub(super) fn install_sa(
         match replay_window(entry.esn, window) {
             Window::Plain(window) => info.replay_window = window,
             Window::Extended(window) => {
+                // The kernel refuses ESN without a window; with one, if it knows that the SA is
+                // outbound.
+                let window = if outbound && options.sa_dir {
+                    0
+                } else {
+                    window
+                };
                 let words = window.div_ceil(32);
                 nlas.push(XfrmAttrs::ReplayStateEsn(ReplayEsn {
                     bmp_len: words,
@@ -170,7 +206,28 @@ pub(super) fn install_sa(
     if entry.if_id != 0 {
         nlas.push(XfrmAttrs::IfId(entry.if_id));
     }
-    if !entry.copy_dscp_out {
+    if let Some((interface, packet)) = options.offload {
+        let mut flags = 0;
+        for (set, flag) in [
+            (entry.dst.is_ipv6(), XFRM_OFFLOAD_IPV6),
+            (!outbound, XFRM_OFFLOAD_INBOUND),
+            (packet, XFRM_OFFLOAD_PACKET),
+        ] {
+            if set {
+                flags |= flag;
+            }
+        }
+        nlas.push(offload_device(interface, flags));
+    }
+    if options.sa_dir {
+        let direction = if outbound {
+            SaDirection::Out
+        } else {
+            SaDirection::In
+        };
+        nlas.push(direction.into());
+    }
+    if !entry.copy_dscp_out && may_out {
         nlas.push(XfrmAttrs::ExtraFlags(XFRM_SA_XFLAG_DONT_ENCAP_DSCP));
     }
     let message = SaMessage {
@@ -205,17 +262,12 @@ pub(super) fn dump_policies() -> XfrmMessage {
 }
 
 /// Installs the policy `key`; with `update`, over one with the same key.
-pub(super) fn install_policy(
-    key: &PolicyKey,
-    action: &PolicyAction,
-    priority: u32,
-    update: bool,
-) -> XfrmMessage {
+pub(super) fn install_policy(key: &PolicyKey, policy: &InForce, update: bool) -> XfrmMessage {
     let info = UserPolicyInfo {
         selector: key.selector(),
-        priority,
+        priority: policy.priority,
         direction: direction(key.direction),
-        action: match action {
+        action: match policy.action {
             PolicyAction::Protect { .. } | PolicyAction::Bypass => XFRM_POLICY_ALLOW,
             PolicyAction::Discard => XFRM_POLICY_BLOCK,
         },
@@ -228,7 +280,7 @@ pub(super) fn install_policy(
         remote,
         reqid,
         spi,
-    } = *action
+    } = policy.action
     {
         let outbound = key.direction == Direction::Out;
         let (src, dst) = if outbound {
@@ -254,6 +306,11 @@ pub(super) fn install_policy(
         nlas.push(XfrmAttrs::Template(vec![template]));
     }
     nlas.extend(key_attributes(key));
+    nlas.extend(
+        policy
+            .device
+            .map(|interface| offload_device(interface, XFRM_OFFLOAD_PACKET)),
+    );
     let message = PolicyMessage {
         user_policy_info: info,
         nlas,
@@ -288,6 +345,8 @@ pub(super) struct SeenSa {
     pub(super) reqid: u32,
     /// Source address of the outer packets.
     pub(super) src: IpAddr,
+    /// Whether a device processes it.
+    pub(super) offloaded: bool,
     /// When it was installed, in seconds since the epoch.
     pub(super) added: u64,
     /// Counters.
@@ -300,9 +359,11 @@ impl SeenSa {
         let info = UserSaInfo::parse(payload).ok()?;
         let mut seen_mark = None;
         let mut last_used = None;
+        let mut offloaded = false;
         for attribute in attributes(payload, XFRM_USER_SA_INFO_LEN) {
             match attribute.0 {
                 XFRMA_MARK => seen_mark = read_mark(attribute.1),
+                XFRMA_OFFLOAD_DEV => offloaded = true,
                 XFRMA_LASTUSED => {
                     last_used = attribute.1.first_chunk().copied().map(u64::from_ne_bytes);
                 }
@@ -318,6 +379,7 @@ impl SeenSa {
             mark: seen_mark,
             reqid: info.reqid,
             src: address(info.family, &info.saddr),
+            offloaded,
             added: info.lifetime_cur.add_time,
             counters: SaCounters {
                 bytes: info.lifetime_cur.bytes,
@@ -468,6 +530,21 @@ impl SeenPolicy {
     }
 }
 
+impl fmt::Display for SeenPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.template {
+            _ if self.discards => f.write_str("dropping")?,
+            None => f.write_str("passing")?,
+            Some(template) => write!(
+                f,
+                "with reqid {}, from {} to {}",
+                template.reqid, template.src, template.dst
+            )?,
+        }
+        write!(f, ", at priority {}", self.priority)
+    }
+}
+
 /// `XFRM_POLICY_MAX`: policies of sockets have their directions from here on.
 const SOCKET_DIRECTIONS: u8 = 3;
 
@@ -494,7 +571,6 @@ enum Window {
 fn replay_window(esn: bool, window: u32) -> Window {
     match u8::try_from(window) {
         Ok(window @ 0..=32) if !esn => Window::Plain(window),
-        // The kernel refuses ESN without a window, outbound too.
         _ => Window::Extended(window.clamp(1, MAX_WINDOW)),
     }
 }
@@ -542,6 +618,13 @@ fn policy_id_message(key: &PolicyKey) -> PolicyIdMessage {
 fn key_attributes(key: &PolicyKey) -> impl Iterator<Item = XfrmAttrs> {
     let if_id = (key.if_id != 0).then_some(XfrmAttrs::IfId(key.if_id));
     key.mark.map(mark).into_iter().chain(if_id)
+}
+
+fn offload_device(interface: u32, flags: u8) -> XfrmAttrs {
+    XfrmAttrs::OffloadDevice(UserOffloadDev {
+        ifindex: interface.cast_signed(),
+        flags,
+    })
 }
 
 fn mark(mark: Mark) -> XfrmAttrs {

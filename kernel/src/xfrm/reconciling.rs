@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 
 use swanherd_ipsec::plane::{PlaneError, SaId};
 
+use super::books::reqid_of;
 use super::message::{self, PolicyClass, SeenPolicy, SeenSa};
-use super::{XfrmPlane, absent_is_fine, event, plane_error, reqid_of};
+use super::{XfrmPlane, absent_is_fine, event, plane_error};
 use crate::audit::{Audit, Difference, Object, Remedy};
 use crate::netlink::NetlinkError;
 use crate::reconcile::{self, ActualPolicy, ActualSa, PolicyKey, Record, SeenPolicies, SeenSas};
@@ -15,7 +16,7 @@ impl XfrmPlane {
     pub(super) async fn reconcile_with_kernel(&self, dry_run: bool) -> Result<Audit, PlaneError> {
         let mut routes = self.routes.lock().await;
         let fail = |error| plane_error("reconcile with the kernel", error);
-        let sas = self.dump_sas().await.map_err(fail)?;
+        let sas = self.shared.dump_sas().await.map_err(fail)?;
         let policies = self.dump_policies().await.map_err(fail)?;
         let policies = seen_policies(&policies);
         let mut audit = {
@@ -66,7 +67,7 @@ impl XfrmPlane {
         let Some(wanted) = in_force else {
             return Ok(());
         };
-        let request = message::install_policy(key, &wanted.action, wanted.priority, true);
+        let request = message::install_policy(key, &wanted, true);
         self.shared.requests.command(&request, 0).await
     }
 
@@ -97,6 +98,7 @@ impl XfrmPlane {
                     // What is wanted under the same key has taken its place.
                     wanted != Some(*reqid) && (wanted.is_some() || !there)
                 }
+                Record::Thresholds(_) => false,
             })
             .copied()
             .collect();

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What should be in the kernel, and the ledger of what may be there from us.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use swanherd_ipsec::plane::PolicyAction;
+
+use crate::reconcile::{Change, Desired, InForce, Journal, Record};
+
+/// What should be in the kernel, and what may be there from us.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    pub(super) desired: Desired,
+    pub(super) journal: Journal,
+}
+
+impl Books {
+    /// Opens the ledger at `path`, of this network namespace. Without a path it lives as long as
+    /// the process.
+    ///
+    /// # Errors
+    /// If the ledger cannot be read or written.
+    pub(super) fn open(path: Option<&Path>) -> io::Result<Self> {
+        let journal = path.map(open_journal).transpose()?.unwrap_or_default();
+        Ok(Self {
+            desired: Desired::default(),
+            journal,
+        })
+    }
+
+    /// Writes down what is about to be installed.
+    pub(super) fn record(&mut self, record: Record) {
+        if let Err(error) = self.journal.add(record) {
+            tracing::warn!(%error, "cannot write the ledger of installed SAs and policies");
+        }
+    }
+
+    /// Strikes out what is gone.
+    pub(super) fn strike_out(&mut self, record: &Record) {
+        if let Err(error) = self.journal.remove(record) {
+            tracing::warn!(%error, "cannot write the ledger of installed SAs and policies");
+        }
+    }
+
+    /// Strikes out policies that are no longer in force after `changes` were made.
+    pub(super) fn strike_out_changes<'a>(&mut self, changes: impl IntoIterator<Item = &'a Change>) {
+        for change in changes {
+            let in_force = self.desired.in_force(&change.key).map(|p| reqid_of(&p));
+            for side in [change.before, change.after].into_iter().flatten() {
+                let reqid = reqid_of(&side);
+                if in_force != Some(reqid) {
+                    self.strike_out(&Record::Policy(change.key, reqid));
+                }
+            }
+        }
+    }
+}
+
+/// Request id of a policy's template, 0 without one.
+pub(super) fn reqid_of(policy: &InForce) -> u32 {
+    match policy.action {
+        PolicyAction::Protect { reqid, .. } => reqid,
+        PolicyAction::Bypass | PolicyAction::Discard => 0,
+    }
+}
+
+/// The ledger of this network namespace, given the path that all have in common.
+pub(super) fn ledger_here(path: &Path) -> PathBuf {
+    use std::os::unix::fs::MetadataExt as _;
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net")
+        .or_else(|_| std::fs::metadata("/proc/self/ns/net"))
+        .map_or(0, |namespace| namespace.ino());
+    let mut path = path.as_os_str().to_owned();
+    path.push(format!(".{namespace}"));
+    path.into()
+}
+
+/// Opens the ledger of this network namespace.
+fn open_journal(path: &Path) -> io::Result<Journal> {
+    let path = ledger_here(path);
+    Journal::open(&path).map_err(|error| {
+        let path = path.display();
+        io::Error::new(
+            error.kind(),
+            format!("cannot keep the ledger {path}: {error}"),
+        )
+    })
+}

@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reserves SPIs; installs, moves and removes SAs.
+
+use std::net::IpAddr;
+
+use swanherd_ipsec::plane::{HwOffload, Mark, Outcome, PlaneError, SaEntry, SaId, UdpEncap};
+
+use super::message::{self, CarriedState, SaOptions, SeenSa};
+use super::offload::Device;
+use super::operation::{Answer, Pending, Planned};
+use super::{Shared, XfrmPlane, absent_is_fine, plane_error};
+use crate::netlink::{NetlinkError, Request, Requester};
+use crate::reconcile::{Record, WantedSa};
+
+/// An SA that was sent to the kernel.
+pub(super) struct PendingSa {
+    entry: Box<SaEntry>,
+    /// What was wanted under its name before.
+    before: Option<WantedSa>,
+    /// One of its name may be in the kernel from us.
+    known: bool,
+    device: Option<Device>,
+}
+
+impl XfrmPlane {
+    pub(super) fn plan_spi(&self, src: IpAddr, dst: IpAddr, reqid: u32) -> Planned {
+        let request = message::alloc_spi(src, dst, reqid, self.shared.features.sa_dir);
+        Planned::one(Request::new(&request, 0), Pending::Spi { dst })
+    }
+
+    pub(super) fn finish_spi(&self, dst: IpAddr, answer: Answer) -> Result<Outcome, PlaneError> {
+        let fail = |error| plane_error(format_args!("reserve an SPI at {dst}"), error);
+        let Some(sa) = answer.map_err(fail)?.pop() else {
+            return Err(fail(NetlinkError::Protocol("no SPI in the answer")));
+        };
+        let mut books = self.shared.books();
+        books.record(Record::Sa(sa.id));
+        books.desired.want_sa(sa.id, WantedSa::Reserved);
+        Ok(Outcome::Spi(sa.id.spi))
+    }
+
+    pub(super) async fn plan_sa(&self, entry: Box<SaEntry>) -> Result<Planned, PlaneError> {
+        let id = entry.id();
+        let refuse = |reason: String, errno| PlaneError {
+            op: install_op(id),
+            reason,
+            errno,
+        };
+        let device = self
+            .shared
+            .offload
+            .device(&self.shared.router, &entry)
+            .await
+            .map_err(|reason| refuse(reason, None))?;
+        let options = self.options(device.as_ref());
+        let mut books = self.shared.books();
+        let update = match books.desired.sa(id) {
+            None => false,
+            Some(WantedSa::Reserved) => true,
+            Some(WantedSa::Installed(other)) => {
+                let owner = books.desired.owner_of_reqid(other.reqid);
+                let owner = owner.and_then(|owner| owner.name()).unwrap_or("another SA");
+                return Err(refuse(
+                    format!(
+                        "the SPI is in use by {owner} (reqid {}, from {})",
+                        other.reqid, other.src
+                    ),
+                    Some(libc::EEXIST),
+                ));
+            }
+        };
+        let request = message::install_sa(&entry, update, CarriedState::default(), options)
+            .map_err(|error| refuse(error.to_string(), None))?;
+        let known = books.journal.entries().contains(&Record::Sa(id));
+        books.record(Record::Sa(id));
+        let before = books
+            .desired
+            .want_sa(id, WantedSa::Installed(entry.clone()));
+        drop(books);
+        let pending = PendingSa {
+            entry,
+            before,
+            known,
+            device,
+        };
+        Ok(Planned::one(
+            Request::new(&request, 0),
+            Pending::Sa(Box::new(pending)),
+        ))
+    }
+
+    pub(super) async fn finish_sa(
+        &self,
+        pending: PendingSa,
+        answer: Answer,
+    ) -> Result<Outcome, PlaneError> {
+        let id = pending.entry.id();
+        let first = answer.map(|_| ());
+        let Err(error) = self.settle_sa(&pending, first).await else {
+            return Ok(Outcome::Done);
+        };
+        let mut books = self.shared.books();
+        match pending.before {
+            Some(before) => {
+                books.desired.want_sa(id, before);
+            }
+            None => {
+                books.desired.forget_sa(id);
+                books.strike_out(&Record::Sa(id));
+            }
+        }
+        Err(PlaneError {
+            op: install_op(id),
+            ..error
+        })
+    }
+
+    /// Goes on from the kernel's answer to the first attempt.
+    async fn settle_sa(
+        &self,
+        pending: &PendingSa,
+        first: Result<(), NetlinkError>,
+    ) -> Result<(), PlaneError> {
+        let entry = &pending.entry;
+        let fail = |error| plane_error("install an SA", error);
+        let mut device = pending.device.as_ref();
+        let mut outcome = first;
+        if let (Err(error), Some(refusing)) = (&outcome, device)
+            && entry.offload == HwOffload::Auto
+            && !matches!(error.errno(), Some(libc::EEXIST | libc::ESRCH))
+        {
+            self.shared.offload.falls_back(refusing, &error.to_string());
+            device = None;
+            let update = pending.before.is_some();
+            outcome = self
+                .send_sa(entry, update, CarriedState::default(), None)
+                .await?;
+        }
+        match outcome {
+            // The reservation has timed out in the kernel.
+            Err(error) if pending.before.is_some() && error.errno() == Some(libc::ESRCH) => self
+                .send_sa(entry, false, CarriedState::default(), device)
+                .await?
+                .map_err(fail)?,
+            Err(error) if error.errno() == Some(libc::EEXIST) => {
+                if !pending.known {
+                    return Err(self.describe_obstacle(entry).await);
+                }
+                self.delete_sa(entry.id(), entry.mark).await.map_err(fail)?;
+                self.send_sa(entry, false, CarriedState::default(), device)
+                    .await?
+                    .map_err(fail)?;
+            }
+            outcome => outcome.map_err(fail)?,
+        }
+        match device {
+            Some(device) => self.check_offload(entry, device).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Without saying so, the kernel installs an SA that asks for crypto offload in software if
+    /// the device cannot do it.
+    async fn check_offload(&self, entry: &SaEntry, device: &Device) -> Result<(), PlaneError> {
+        let seen = self.get_sa(entry.id(), entry.mark).await;
+        if seen.is_none_or(|sa| sa.offloaded) {
+            return Ok(());
+        }
+        let reason = format!("{device} does not take over ESP");
+        if entry.offload == HwOffload::Auto {
+            self.shared.offload.falls_back(device, &reason);
+            return Ok(());
+        }
+        let fail = |error| plane_error("install an SA", error);
+        self.delete_sa(entry.id(), entry.mark).await.map_err(fail)?;
+        Err(PlaneError {
+            op: String::new(),
+            reason,
+            errno: Some(libc::EOPNOTSUPP),
+        })
+    }
+
+    /// Says what stands where `entry` should: an SA that is not ours.
+    async fn describe_obstacle(&self, entry: &SaEntry) -> PlaneError {
+        let what = self.get_sa(entry.id(), entry.mark).await.map_or_else(
+            || "someone else has an SA of this SPI".to_owned(),
+            |sa| {
+                format!(
+                    "someone else has installed an SA of this SPI, from {} with reqid {}",
+                    sa.src, sa.reqid
+                )
+            },
+        );
+        PlaneError {
+            op: String::new(),
+            reason: what,
+            errno: Some(libc::EEXIST),
+        }
+    }
+
+    async fn send_sa(
+        &self,
+        entry: &SaEntry,
+        update: bool,
+        carried: CarriedState,
+        device: Option<&Device>,
+    ) -> Result<Result<(), NetlinkError>, PlaneError> {
+        let options = self.options(device);
+        let request =
+            message::install_sa(entry, update, carried, options).map_err(|error| PlaneError {
+                op: "install an SA".to_owned(),
+                reason: error.to_string(),
+                errno: None,
+            })?;
+        Ok(self.shared.requests.command(&request, 0).await)
+    }
+
+    fn options(&self, device: Option<&Device>) -> SaOptions {
+        SaOptions {
+            sa_dir: self.shared.features.sa_dir,
+            offload: device.map(|device| (device.index, device.packet)),
+        }
+    }
+
+    pub(super) async fn update_sa(
+        &self,
+        id: SaId,
+        src: IpAddr,
+        dst: IpAddr,
+        encap: Option<UdpEncap>,
+    ) -> Result<Outcome, PlaneError> {
+        let op = format!("move SA {:08x} from {} to {dst}", id.spi, id.dst);
+        let refuse = |reason: String, errno| PlaneError {
+            op: op.clone(),
+            reason,
+            errno,
+        };
+        let fail = |error| plane_error(&op, error);
+        let entry = match self.shared.books().desired.sa(id) {
+            Some(WantedSa::Installed(entry)) => entry.clone(),
+            Some(WantedSa::Reserved) | None => {
+                return Err(refuse(
+                    "no such SA is installed".to_owned(),
+                    Some(libc::ESRCH),
+                ));
+            }
+        };
+        let moved = SaEntry {
+            src,
+            dst,
+            encap,
+            ..(*entry).clone()
+        };
+        if moved == *entry {
+            return Ok(Outcome::Done);
+        }
+        let device = self
+            .shared
+            .offload
+            .device(&self.shared.router, &moved)
+            .await
+            .map_err(|reason| refuse(reason, None))?;
+        let same_place = moved.src == entry.src && moved.dst == entry.dst;
+        if same_place && moved.encap.is_some() && entry.encap.is_some() {
+            // Only ports differ: the kernel changes those in place.
+            self.send_sa(&moved, true, CarriedState::default(), device.as_ref())
+                .await?
+                .map_err(fail)?;
+            self.shared
+                .books()
+                .desired
+                .want_sa(id, WantedSa::Installed(Box::new(moved)));
+            return Ok(Outcome::Done);
+        }
+        if moved.id() != id && self.shared.books().desired.sa(moved.id()).is_some() {
+            return Err(refuse(
+                "an SA of the same SPI is there already".to_owned(),
+                Some(libc::EEXIST),
+            ));
+        }
+
+        let carried = self
+            .shared
+            .requests
+            .request(&message::get_sa(id, entry.mark), 0, |_, payload| {
+                CarriedState::parse(payload)
+            })
+            .await
+            .map_err(fail)?
+            .pop()
+            .ok_or_else(|| fail(NetlinkError::Protocol("the SA is missing in the answer")))?;
+        {
+            let mut books = self.shared.books();
+            books.record(Record::Sa(moved.id()));
+            books.desired.forget_sa(id);
+            books
+                .desired
+                .want_sa(moved.id(), WantedSa::Installed(Box::new(moved.clone())));
+        }
+        let removed = self.delete_sa(id, entry.mark).await;
+        let result = match removed {
+            Ok(()) => {
+                self.send_sa(&moved, false, carried.clone(), device.as_ref())
+                    .await?
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            // The old SA is better than none.
+            let restored = self.send_sa(&entry, false, carried, None).await?;
+            let there = match &restored {
+                Ok(()) => true,
+                // It could not be removed.
+                Err(error) => error.errno() == Some(libc::EEXIST),
+            };
+            let mut books = self.shared.books();
+            books.desired.forget_sa(moved.id());
+            if moved.id() != id {
+                books.strike_out(&Record::Sa(moved.id()));
+            }
+            if there {
+                books.record(Record::Sa(id));
+                books.desired.want_sa(id, WantedSa::Installed(entry));
+            }
+            return Err(fail(error));
+        }
+        Ok(Outcome::Done)
+    }
+
+    pub(super) fn plan_sa_removal(&self, id: SaId) -> Planned {
+        let wanted = self.shared.books().desired.forget_sa(id);
+        let mark = match wanted {
+            Some(WantedSa::Installed(entry)) => entry.mark,
+            Some(WantedSa::Reserved) => None,
+            // Not ours, or gone already.
+            None => return Planned::answered(Ok(Outcome::Done)),
+        };
+        let request = message::remove_sa(id, mark);
+        Planned::one(Request::new(&request, 0), Pending::SaRemoval(id))
+    }
+
+    pub(super) fn finish_sa_removal(
+        &self,
+        id: SaId,
+        answer: Answer,
+    ) -> Result<Outcome, PlaneError> {
+        absent_is_fine(answer.map(|_| ())).map_err(|error| {
+            plane_error(
+                format_args!("remove SA {:08x} to {}", id.spi, id.dst),
+                error,
+            )
+        })?;
+        self.shared.sa_is_gone(id);
+        Ok(Outcome::Done)
+    }
+
+    /// Removes an SA from the kernel and strikes it out, unless another of its name is wanted.
+    pub(super) async fn delete_sa(&self, id: SaId, mark: Option<Mark>) -> Result<(), NetlinkError> {
+        absent_is_fine(
+            self.shared
+                .requests
+                .command(&message::remove_sa(id, mark), 0)
+                .await,
+        )?;
+        self.shared.sa_is_gone(id);
+        Ok(())
+    }
+
+    pub(super) async fn get_sa(&self, id: SaId, mark: Option<Mark>) -> Option<SeenSa> {
+        self.shared
+            .requests
+            .request(&message::get_sa(id, mark), 0, |_, payload| {
+                SeenSa::parse(payload)
+            })
+            .await
+            .ok()?
+            .pop()
+    }
+}
+
+impl Shared {
+    fn sa_is_gone(&self, id: SaId) {
+        let mut books = self.books();
+        if books.desired.sa(id).is_none() {
+            books.strike_out(&Record::Sa(id));
+        }
+    }
+
+    pub(super) async fn dump_sas(&self) -> Result<Vec<SeenSa>, NetlinkError> {
+        dump_sas(&self.requests).await
+    }
+}
+
+/// Every ESP SA of the kernel. Those without an SPI are waiting for one to be negotiated.
+pub(super) async fn dump_sas(requests: &Requester) -> Result<Vec<SeenSa>, NetlinkError> {
+    let mut seen = requests
+        .dump(&message::dump_sas(), |_, payload| SeenSa::parse(payload))
+        .await?;
+    seen.retain(|sa| sa.proto == netlink_packet_xfrm::IPPROTO_ESP && sa.id.spi != 0);
+    Ok(seen)
+}
+
+fn install_op(id: SaId) -> String {
+    format!("install SA {:08x} to {}", id.spi, id.dst)
+}
+
+/// Installs `entry` and removes it again, to see whether the kernel takes it.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) async fn try_sa(entry: &SaEntry) -> Result<(), PlaneError> {
+    let fail = |error| plane_error("try an SA", error);
+    let requests = Requester::open(libc::NETLINK_XFRM as isize)
+        .map_err(|error| fail(NetlinkError::Io(error)))?;
+    let options = SaOptions::default();
+    let install =
+        message::install_sa(entry, false, CarriedState::default(), options).map_err(|error| {
+            PlaneError {
+                op: "try an SA".to_owned(),
+                reason: error.to_string(),
+                errno: None,
+            }
+        })?;
+    match requests.command(&install, 0).await {
+        // From a probe that was interrupted.
+        Err(error) if error.errno() == Some(libc::EEXIST) => {}
+        result => result.map_err(fail)?,
+    }
+    let remove = message::remove_sa(entry.id(), entry.mark);
+    absent_is_fine(requests.command(&remove, 0).await).map_err(fail)
+}
