@@ -11,6 +11,7 @@ pub mod plane;
 pub mod reconcile;
 pub mod route;
 pub mod route_table;
+mod rtnl;
 pub mod select;
 pub mod tun;
 pub mod udp;

@@ -1,33 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where packets would go and which addresses this host has, asked of the kernel over rtnetlink.
+//! Where packets would go and which addresses this host has, asked of the kernel over rtnetlink,
+//! and the few things that tunnels change there.
 
 use std::io;
 use std::net::IpAddr;
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
-use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader};
-use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope,
-    RouteType,
-};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage};
+use netlink_packet_route::rule::RuleMessage;
 
-use crate::netlink::{NetlinkError, Requester};
+use crate::netlink::NetlinkError;
+use crate::rtnl::Rtnl;
+
+mod message;
+
+pub(crate) use message::{SeenRoute, SeenRule};
+use message::{
+    destination_of, is_usable, local_address, metric_of, next_hop_of, seen_rule, table_of,
+    tunnel_route, tunnel_rule, virtual_address,
+};
 
 /// The routing table that tunnels' routes go into, and the priority of the rule that consults it.
 /// Both as strongSwan's defaults.
 pub const TUNNEL_TABLE: u8 = 220;
 
-/// The route protocol that marks routes and rules as ours, so that a later run recognises what an
-/// earlier one left behind.
+/// The protocol that marks routes, rules and addresses as ours, so that a later run recognises
+/// what an earlier one left behind.
 pub const OUR_PROTOCOL: u8 = 220;
 
-/// A socket to ask for and change routes.
+/// A connection to ask for and change routes, rules, addresses and links.
 #[derive(Debug)]
 pub struct Router {
-    socket: Requester,
+    rtnl: Rtnl,
 }
 
 /// Where packets for some destination go.
@@ -50,6 +57,9 @@ pub struct LocalAddress {
     pub prefix_len: u8,
     /// Index of the interface that it is configured on.
     pub interface: u32,
+    /// Whether it carries our mark ([`OUR_PROTOCOL`]): a virtual address. Kernels before 5.18
+    /// keep no mark.
+    pub ours: bool,
 }
 
 /// What a route in [`TUNNEL_TABLE`] does.
@@ -69,14 +79,19 @@ pub enum TunnelRoute {
 }
 
 impl Router {
-    /// Opens the socket. Needs a tokio runtime.
+    /// Opens the connection. Needs a tokio runtime.
     ///
     /// # Errors
     /// If the kernel gives no netlink socket.
     pub fn open() -> io::Result<Self> {
         Ok(Self {
-            socket: Requester::open(libc::NETLINK_ROUTE as isize)?,
+            rtnl: Rtnl::open()?,
         })
+    }
+
+    /// The port number that the kernel's reports of our changes carry.
+    pub(crate) fn port(&self) -> u32 {
+        self.rtnl.port()
     }
 
     /// The route to `remote` without regard to [`TUNNEL_TABLE`], which may send the peer's own
@@ -85,6 +100,19 @@ impl Router {
     /// # Errors
     /// If the kernel cannot be asked.
     pub async fn next_hop(&self, remote: IpAddr) -> Result<Option<NextHop>, NetlinkError> {
+        match self.lookup(remote).await? {
+            Lookup::Hop(hop) => Ok(Some(hop)),
+            Lookup::Unreachable => Ok(None),
+            Lookup::Hidden => {
+                let routes = self.routes(family(remote)).await?;
+                let addresses = self.local_addresses().await?;
+                Ok(next_hop_among(&routes, &addresses, remote))
+            }
+        }
+    }
+
+    /// Asks the kernel for the route to `remote`.
+    pub(crate) async fn lookup(&self, remote: IpAddr) -> Result<Lookup, NetlinkError> {
         let mut message = RouteMessage::default();
         message.header.address_family = family(remote);
         message.header.destination_prefix_length = full_prefix(remote);
@@ -92,22 +120,20 @@ impl Router {
         message
             .attributes
             .push(RouteAttribute::Destination(remote.into()));
-        let answer = self
-            .socket
-            .request(&RouteNetlinkMessage::GetRoute(message), 0, parse_route)
-            .await;
-        let route = match answer {
-            Ok(mut routes) => routes.pop(),
-            Err(NetlinkError::Refused { .. }) => None,
-            Err(error) => return Err(error),
-        };
-        match route {
-            Some(route) if table_of(&route) == u32::from(TUNNEL_TABLE) => {
-                self.next_hop_by_dump(remote).await
+        let answer = self.rtnl.get(RouteNetlinkMessage::GetRoute(message)).await;
+        Ok(match answer {
+            Ok(Some(RouteNetlinkMessage::NewRoute(route))) => {
+                if table_of(&route) == u32::from(TUNNEL_TABLE) {
+                    Lookup::Hidden
+                } else if is_usable(&route) {
+                    next_hop_of(&route).map_or(Lookup::Unreachable, Lookup::Hop)
+                } else {
+                    Lookup::Unreachable
+                }
             }
-            Some(route) if is_usable(&route) => Ok(next_hop_of(&route)),
-            Some(_) | None => Ok(None),
-        }
+            Ok(_) | Err(NetlinkError::Refused { .. }) => Lookup::Unreachable,
+            Err(error) => return Err(error),
+        })
     }
 
     /// The source address of packets to `remote`, or `None` if it cannot be reached.
@@ -124,10 +150,10 @@ impl Router {
     /// # Errors
     /// If the kernel cannot be asked.
     pub async fn local_addresses(&self) -> Result<Vec<LocalAddress>, NetlinkError> {
-        self.socket
+        self.rtnl
             .dump(
                 &RouteNetlinkMessage::GetAddress(AddressMessage::default()),
-                |kind, payload| match parse(kind, payload)? {
+                |answer| match answer {
                     RouteNetlinkMessage::NewAddress(message) => local_address(&message),
                     _ => None,
                 },
@@ -135,20 +161,103 @@ impl Router {
             .await
     }
 
-    /// Adds or replaces a route in [`TUNNEL_TABLE`], marked as ours.
+    /// Adds `addr` to an interface as a host address that bears our mark. IPv6 ones are usable at
+    /// once, but never chosen as source unless a route names them.
+    ///
+    /// # Errors
+    /// The kernel's refusal; `EEXIST` if that interface has it.
+    pub async fn add_address(&self, addr: IpAddr, interface: u32) -> Result<(), NetlinkError> {
+        self.rtnl
+            .command(|handle| {
+                let mut request = handle.address().add(interface, addr, full_prefix(addr));
+                *request.message_mut() = virtual_address(addr, interface);
+                request.execute()
+            })
+            .await
+    }
+
+    /// Removes `addr` from an interface; one that is not there is fine.
     ///
     /// # Errors
     /// The kernel's refusal.
+    pub async fn remove_address(&self, addr: IpAddr, interface: u32) -> Result<(), NetlinkError> {
+        let gone = self
+            .rtnl
+            .command(|handle| {
+                handle
+                    .address()
+                    .del(virtual_address(addr, interface))
+                    .execute()
+            })
+            .await;
+        match gone {
+            Err(NetlinkError::Refused { errno, .. }) if errno == libc::EADDRNOTAVAIL => Ok(()),
+            other => absent_is_fine(other),
+        }
+    }
+
+    /// Brings a link up with this MTU.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn raise_link(&self, interface: u32, mtu: u32) -> Result<(), NetlinkError> {
+        let mut link = LinkMessage::default();
+        link.header.index = interface;
+        link.header.flags = LinkFlags::Up;
+        link.header.change_mask = LinkFlags::Up;
+        link.attributes = vec![LinkAttribute::Mtu(mtu)];
+        self.set_link(link).await
+    }
+
+    /// Sets the largest packet that segmentation offload hands to a link.
+    ///
+    /// # Errors
+    /// The kernel's refusal; those before 4.16 cannot set it.
+    pub async fn set_gso_max_size(&self, interface: u32, octets: u32) -> Result<(), NetlinkError> {
+        let mut link = LinkMessage::default();
+        link.header.index = interface;
+        link.attributes = vec![LinkAttribute::GsoMaxSize(octets)];
+        self.set_link(link).await
+    }
+
+    async fn set_link(&self, link: LinkMessage) -> Result<(), NetlinkError> {
+        self.rtnl
+            .command(|handle| handle.link().set(link).execute())
+            .await
+    }
+
+    /// Adds a route in [`TUNNEL_TABLE`], marked as ours, or replaces ours to that destination.
+    ///
+    /// # Errors
+    /// The kernel's refusal; `EEXIST` if someone else has a route there, which is left alone.
     pub async fn install(
         &self,
         destination: (IpAddr, u8),
         route: TunnelRoute,
     ) -> Result<(), NetlinkError> {
-        self.socket
-            .command(
-                &RouteNetlinkMessage::NewRoute(tunnel_route(destination, Some(route))),
-                NLM_F_CREATE | NLM_F_REPLACE,
-            )
+        let message = tunnel_route(destination, Some(route));
+        let added = self
+            .rtnl
+            .command(|handle| handle.route().add(message.clone()).execute())
+            .await;
+        match added {
+            Err(NetlinkError::Refused { errno, .. }) if errno == libc::EEXIST => {}
+            other => return other,
+        }
+        // Replacing takes the first route to that destination, whoever's it is.
+        let present = self.tunnel_routes(family(destination.0)).await?;
+        let mut there = present.iter().filter(|seen| seen.network == destination);
+        if let Some(alien) = there.find(|seen| seen.protocol != OUR_PROTOCOL) {
+            return Err(NetlinkError::Refused {
+                errno: libc::EEXIST,
+                text: Some(format!(
+                    "someone else has a route there in table {TUNNEL_TABLE} (protocol {})",
+                    alien.protocol
+                )),
+            });
+        }
+        self.rtnl
+            .command(|handle| handle.route().add(message).replace().execute())
             .await
     }
 
@@ -158,23 +267,36 @@ impl Router {
     /// The kernel's refusal.
     pub async fn remove(&self, destination: (IpAddr, u8)) -> Result<(), NetlinkError> {
         absent_is_fine(
-            self.socket
-                .command(
-                    &RouteNetlinkMessage::DelRoute(tunnel_route(destination, None)),
-                    0,
-                )
+            self.rtnl
+                .command(|handle| {
+                    handle
+                        .route()
+                        .del(tunnel_route(destination, None))
+                        .execute()
+                })
                 .await,
         )
     }
 
-    /// Installs the rule that consults [`TUNNEL_TABLE`], marked as ours. `false` if such a rule
-    /// is there already.
+    /// Installs the rule that consults [`TUNNEL_TABLE`], marked as ours; with `mark`, for all
+    /// packets but those that carry it. `false` if such a rule is there already.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub async fn install_rule(&self, family: AddressFamily) -> Result<bool, NetlinkError> {
-        let rule = RouteNetlinkMessage::NewRule(tunnel_rule(family));
-        match self.socket.command(&rule, NLM_F_CREATE | NLM_F_EXCL).await {
+    pub async fn install_rule(
+        &self,
+        family: AddressFamily,
+        mark: Option<u32>,
+    ) -> Result<bool, NetlinkError> {
+        let installed = self
+            .rtnl
+            .command(|handle| {
+                let mut request = handle.rule().add();
+                *request.message_mut() = tunnel_rule(family, mark);
+                request.execute()
+            })
+            .await;
+        match installed {
             Ok(()) => Ok(true),
             Err(NetlinkError::Refused { errno, .. }) if errno == libc::EEXIST => Ok(false),
             Err(error) => Err(error),
@@ -185,69 +307,133 @@ impl Router {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub async fn remove_rule(&self, family: AddressFamily) -> Result<(), NetlinkError> {
+    pub async fn remove_rule(
+        &self,
+        family: AddressFamily,
+        mark: Option<u32>,
+    ) -> Result<(), NetlinkError> {
         absent_is_fine(
-            self.socket
-                .command(&RouteNetlinkMessage::DelRule(tunnel_rule(family)), 0)
+            self.rtnl
+                .command(|handle| handle.rule().del(tunnel_rule(family, mark)).execute())
                 .await,
         )
     }
 
-    /// Destinations of all routes in [`TUNNEL_TABLE`] that carry our mark.
-    ///
-    /// # Errors
-    /// If the kernel cannot be asked.
-    pub async fn our_routes(&self) -> Result<Vec<(IpAddr, u8)>, NetlinkError> {
-        let mut found = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let routes = self.routes(family).await?;
-            found.extend(routes.iter().filter_map(|route| {
-                let ours = table_of(route) == u32::from(TUNNEL_TABLE)
-                    && route.header.protocol == RouteProtocol::from(OUR_PROTOCOL);
-                ours.then(|| destination_of(route)).flatten()
-            }));
-        }
-        Ok(found)
+    /// The rules that consult [`TUNNEL_TABLE`], anybody's.
+    pub(crate) async fn rules(&self, family: AddressFamily) -> Result<Vec<SeenRule>, NetlinkError> {
+        let mut message = RuleMessage::default();
+        message.header.family = family;
+        let rules = self
+            .rtnl
+            .dump(
+                &RouteNetlinkMessage::GetRule(message),
+                |answer| match answer {
+                    RouteNetlinkMessage::NewRule(rule) => seen_rule(&rule),
+                    _ => None,
+                },
+            )
+            .await;
+        absent_is_empty(rules)
     }
 
-    async fn routes(&self, family: AddressFamily) -> Result<Vec<RouteMessage>, NetlinkError> {
+    /// All routes of [`TUNNEL_TABLE`], anybody's.
+    pub(crate) async fn tunnel_routes(
+        &self,
+        family: AddressFamily,
+    ) -> Result<Vec<SeenRoute>, NetlinkError> {
         let mut message = RouteMessage::default();
         message.header.address_family = family;
-        self.socket
-            .dump(&RouteNetlinkMessage::GetRoute(message), parse_route)
-            .await
+        // Newer kernels list only this table then, the others all of them.
+        message.header.table = TUNNEL_TABLE;
+        let routes = self
+            .rtnl
+            .dump(
+                &RouteNetlinkMessage::GetRoute(message),
+                |answer| match answer {
+                    RouteNetlinkMessage::NewRoute(route) => SeenRoute::read(&route),
+                    _ => None,
+                },
+            )
+            .await;
+        absent_is_empty(routes)
     }
 
-    /// The longest matching route outside [`TUNNEL_TABLE`], for when that table hides it.
-    async fn next_hop_by_dump(&self, remote: IpAddr) -> Result<Option<NextHop>, NetlinkError> {
-        let routes = self.routes(family(remote)).await?;
-        let best = routes
-            .iter()
-            .filter(|route| table_of(route) != u32::from(TUNNEL_TABLE) && is_usable(route))
-            .filter_map(|route| {
-                let (network, prefix_len) = destination_of(route)?;
-                in_network(remote, network, prefix_len).then_some((prefix_len, route))
-            })
-            // Of equally long prefixes the one with the lowest metric wins, and the first of those.
-            .min_by_key(|(prefix_len, route)| (u8::MAX - prefix_len, metric_of(route)));
-        let Some(mut hop) = best.and_then(|(_, route)| next_hop_of(route)) else {
-            return Ok(None);
-        };
-        if hop.source.is_none() {
-            let addresses = self.local_addresses().await?;
-            let near = hop.gateway.unwrap_or(remote);
-            let on_interface = |a: &&LocalAddress| {
-                a.interface == hop.interface && a.addr.is_ipv4() == remote.is_ipv4()
-            };
-            hop.source = addresses
-                .iter()
-                .filter(on_interface)
-                .find(|a| in_network(near, a.addr, a.prefix_len))
-                .or_else(|| addresses.iter().find(on_interface))
-                .map(|a| a.addr);
-        }
-        Ok(Some(hop))
+    /// All routes of the other tables that lead anywhere.
+    pub(crate) async fn routes(
+        &self,
+        family: AddressFamily,
+    ) -> Result<Vec<Candidate>, NetlinkError> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family;
+        let routes = self
+            .rtnl
+            .dump(
+                &RouteNetlinkMessage::GetRoute(message),
+                |answer| match answer {
+                    RouteNetlinkMessage::NewRoute(route) => candidate(&route),
+                    _ => None,
+                },
+            )
+            .await;
+        absent_is_empty(routes)
     }
+}
+
+/// The kernel's answer for one destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    /// It goes this way.
+    Hop(NextHop),
+    /// [`TUNNEL_TABLE`] hides where it would go without tunnels.
+    Hidden,
+    /// There is no route.
+    Unreachable,
+}
+
+/// A route outside [`TUNNEL_TABLE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    network: (IpAddr, u8),
+    metric: u32,
+    hop: NextHop,
+}
+
+fn candidate(route: &RouteMessage) -> Option<Candidate> {
+    if table_of(route) == u32::from(TUNNEL_TABLE) || !is_usable(route) {
+        return None;
+    }
+    Some(Candidate {
+        network: destination_of(route)?,
+        metric: metric_of(route),
+        hop: next_hop_of(route)?,
+    })
+}
+
+/// The longest matching route, for when [`TUNNEL_TABLE`] hides it from a lookup. Of equally long
+/// prefixes the one with the lowest metric wins, and the first of those.
+pub(crate) fn next_hop_among(
+    routes: &[Candidate],
+    addresses: &[LocalAddress],
+    remote: IpAddr,
+) -> Option<NextHop> {
+    let best = routes
+        .iter()
+        .filter(|route| in_network(remote, route.network.0, route.network.1))
+        .min_by_key(|route| (u8::MAX - route.network.1, route.metric))?;
+    let mut hop = best.hop;
+    if hop.source.is_none() {
+        let near = hop.gateway.unwrap_or(remote);
+        let on_interface = |a: &&LocalAddress| {
+            a.interface == hop.interface && a.addr.is_ipv4() == remote.is_ipv4()
+        };
+        hop.source = addresses
+            .iter()
+            .filter(on_interface)
+            .find(|a| in_network(near, a.addr, a.prefix_len))
+            .or_else(|| addresses.iter().find(on_interface))
+            .map(|a| a.addr);
+    }
+    Some(hop)
 }
 
 /// The source address of packets to `remote`, or `None` if it cannot be reached or the kernel
@@ -292,188 +478,24 @@ fn full_prefix(addr: IpAddr) -> u8 {
     if addr.is_ipv4() { 32 } else { 128 }
 }
 
-fn parse(kind: u16, payload: &[u8]) -> Option<RouteNetlinkMessage> {
-    let mut header = NetlinkHeader::default();
-    header.message_type = kind;
-    RouteNetlinkMessage::deserialize(&header, payload).ok()
-}
-
-fn parse_route(kind: u16, payload: &[u8]) -> Option<RouteMessage> {
-    match parse(kind, payload)? {
-        RouteNetlinkMessage::NewRoute(route) => Some(route),
-        _ => None,
-    }
-}
-
-fn local_address(message: &AddressMessage) -> Option<LocalAddress> {
-    use netlink_packet_route::address::AddressHeaderFlags;
-    let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| {
-        message.attributes.iter().find_map(wanted)
-    };
-    // On point-to-point links ADDRESS is the other end and LOCAL is ours.
-    let addr = find(|a| match a {
-        AddressAttribute::Local(addr) => Some(*addr),
-        _ => None,
-    })
-    .or_else(|| {
-        find(|a| match a {
-            AddressAttribute::Address(addr) => Some(*addr),
-            _ => None,
-        })
-    })?;
-    let unusable = AddressHeaderFlags::Tentative | AddressHeaderFlags::Dadfailed;
-    let reachable = !addr.is_loopback()
-        && message.header.scope != AddressScope::Link
-        && message.header.scope != AddressScope::Host
-        && !message.header.flags.intersects(unusable);
-    reachable.then_some(LocalAddress {
-        addr,
-        prefix_len: message.header.prefix_len,
-        interface: message.header.index,
-    })
-}
-
-fn is_usable(route: &RouteMessage) -> bool {
-    matches!(route.header.kind, RouteType::Unicast | RouteType::Local)
-}
-
-fn table_of(route: &RouteMessage) -> u32 {
-    route
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RouteAttribute::Table(table) => Some(*table),
-            _ => None,
-        })
-        .unwrap_or_else(|| route.header.table.into())
-}
-
-fn metric_of(route: &RouteMessage) -> u32 {
-    route
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RouteAttribute::Priority(metric) => Some(*metric),
-            _ => None,
-        })
-        .unwrap_or(0)
-}
-
-fn destination_of(route: &RouteMessage) -> Option<(IpAddr, u8)> {
-    let addr = route
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RouteAttribute::Destination(addr) => ip(addr),
-            _ => None,
-        });
-    let addr = match (addr, route.header.address_family) {
-        (Some(addr), _) => addr,
-        (None, AddressFamily::Inet) => IpAddr::from([0; 4]),
-        (None, AddressFamily::Inet6) => IpAddr::from([0; 16]),
-        (None, _) => return None,
-    };
-    Some((addr, route.header.destination_prefix_length))
-}
-
-fn next_hop_of(route: &RouteMessage) -> Option<NextHop> {
-    let mut interface = None;
-    let mut gateway = None;
-    let mut source = None;
-    for attribute in &route.attributes {
-        match attribute {
-            RouteAttribute::Oif(index) => interface = Some(*index),
-            RouteAttribute::Gateway(addr) => gateway = ip(addr),
-            RouteAttribute::PrefSource(addr) => source = ip(addr),
-            RouteAttribute::MultiPath(hops) if interface.is_none() => {
-                if let Some(hop) = hops.first() {
-                    interface = Some(hop.interface_index);
-                    gateway = hop.attributes.iter().find_map(|attribute| match attribute {
-                        RouteAttribute::Gateway(addr) => ip(addr),
-                        _ => None,
-                    });
-                }
-            }
-            _ => {}
-        }
-    }
-    Some(NextHop {
-        interface: interface?,
-        gateway,
-        source,
-    })
-}
-
-fn ip(addr: &RouteAddress) -> Option<IpAddr> {
-    match addr {
-        RouteAddress::Inet(addr) => Some((*addr).into()),
-        RouteAddress::Inet6(addr) => Some((*addr).into()),
-        _ => None,
-    }
-}
-
-fn tunnel_route((network, prefix_len): (IpAddr, u8), route: Option<TunnelRoute>) -> RouteMessage {
-    let mut message = RouteMessage::default();
-    message.header.address_family = family(network);
-    message.header.destination_prefix_length = prefix_len;
-    message.header.table = TUNNEL_TABLE;
-    message.header.protocol = RouteProtocol::from(OUR_PROTOCOL);
-    // Deleting with the widest scope and no type matches whatever is there.
-    message.header.scope = if route.is_some() {
-        RouteScope::Universe
-    } else {
-        RouteScope::NoWhere
-    };
-    message.header.kind = match route {
-        Some(TunnelRoute::Via { .. }) => RouteType::Unicast,
-        Some(TunnelRoute::Throw) => RouteType::Throw,
-        None => RouteType::Unspec,
-    };
-    if prefix_len > 0 {
-        message
-            .attributes
-            .push(RouteAttribute::Destination(network.into()));
-    }
-    if let Some(TunnelRoute::Via {
-        interface,
-        gateway,
-        source,
-    }) = route
-    {
-        message.attributes.push(RouteAttribute::Oif(interface));
-        if let Some(gateway) = gateway {
-            message
-                .attributes
-                .push(RouteAttribute::Gateway(gateway.into()));
-        }
-        if let Some(source) = source {
-            message
-                .attributes
-                .push(RouteAttribute::PrefSource(source.into()));
-        }
-    }
-    message
-}
-
-fn tunnel_rule(family: AddressFamily) -> RuleMessage {
-    let mut message = RuleMessage::default();
-    message.header.family = family;
-    message.header.table = RouteHeader::RT_TABLE_UNSPEC;
-    message.header.action = RuleAction::ToTable;
-    message.attributes = vec![
-        RuleAttribute::Table(TUNNEL_TABLE.into()),
-        RuleAttribute::Priority(TUNNEL_TABLE.into()),
-        RuleAttribute::Protocol(RouteProtocol::from(OUR_PROTOCOL)),
-    ];
-    message
-}
-
 fn absent_is_fine(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
     match result {
         Err(NetlinkError::Refused { errno, .. })
             if [libc::ESRCH, libc::ENOENT, libc::ENODEV].contains(&errno) =>
         {
             Ok(())
+        }
+        other => other,
+    }
+}
+
+/// A table that was never used does not exist.
+fn absent_is_empty<T>(result: Result<Vec<T>, NetlinkError>) -> Result<Vec<T>, NetlinkError> {
+    match result {
+        Err(NetlinkError::Refused { errno, .. })
+            if [libc::ENOENT, libc::EAFNOSUPPORT, libc::EOPNOTSUPP].contains(&errno) =>
+        {
+            Ok(Vec::new())
         }
         other => other,
     }
@@ -492,22 +514,5 @@ mod tests {
         assert!(in_network(v4, "0.0.0.0".parse().unwrap(), 0));
         assert!(in_network(v6, "fd00::".parse().unwrap(), 64));
         assert!(!in_network(v4, "::".parse().unwrap(), 0));
-    }
-
-    #[test]
-    fn a_multipath_route_yields_its_first_hop() {
-        use netlink_packet_route::route::RouteNextHop;
-        let mut hop = RouteNextHop::default();
-        hop.interface_index = 4;
-        hop.attributes = vec![RouteAttribute::Gateway(
-            "192.0.2.9".parse::<IpAddr>().unwrap().into(),
-        )];
-        let mut route = RouteMessage::default();
-        route.attributes = vec![RouteAttribute::MultiPath(vec![hop])];
-
-        let found = next_hop_of(&route).unwrap();
-
-        assert_eq!(found.interface, 4);
-        assert_eq!(found.gateway, Some("192.0.2.9".parse().unwrap()));
     }
 }

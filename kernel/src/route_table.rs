@@ -9,7 +9,7 @@ use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{Mode, PolicyAction, PolicySet};
 
 use crate::netlink::NetlinkError;
-use crate::route::{LocalAddress, Router, TunnelRoute, family};
+use crate::route::{LocalAddress, OUR_PROTOCOL, Router, TunnelRoute, family};
 use crate::xfrm::covering_prefix;
 
 /// A destination network: its address and the length of its prefix.
@@ -79,7 +79,7 @@ impl RouteTable {
             warn_on_error(network, router.remove(network).await);
         }
         for code in std::mem::take(&mut self.rules) {
-            if let Err(error) = router.remove_rule(AddressFamily::from(code)).await {
+            if let Err(error) = router.remove_rule(AddressFamily::from(code), None).await {
                 tracing::warn!(%error, "cannot remove the routing rule of the tunnels");
             }
         }
@@ -91,15 +91,17 @@ impl RouteTable {
     /// If the kernel cannot be asked.
     pub async fn remove_leftovers(&mut self, router: &Router) -> Result<usize, NetlinkError> {
         let mut removed = 0;
-        for network in router.our_routes().await? {
-            if !self.routes.contains_key(&network) {
-                router.remove(network).await?;
-                removed += 1;
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            for seen in router.tunnel_routes(family).await? {
+                if seen.protocol == OUR_PROTOCOL && !self.routes.contains_key(&seen.network) {
+                    router.remove(seen.network).await?;
+                    removed += 1;
+                }
             }
         }
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             if !self.rules.contains(&u8::from(family)) {
-                router.remove_rule(family).await?;
+                router.remove_rule(family, None).await?;
             }
         }
         Ok(removed)
@@ -113,7 +115,7 @@ impl RouteTable {
         route: TunnelRoute,
     ) -> Result<(), NetlinkError> {
         let code = u8::from(family(network.0));
-        if !self.rules.contains(&code) && router.install_rule(family(network.0)).await? {
+        if !self.rules.contains(&code) && router.install_rule(family(network.0), None).await? {
             self.rules.insert(code);
         }
         let owners = self.routes.entry(network).or_default();
@@ -288,6 +290,7 @@ mod tests {
             addr: addr.parse().unwrap(),
             prefix_len: 24,
             interface: 2,
+            ours: false,
         }
     }
 

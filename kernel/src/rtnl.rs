@@ -8,7 +8,6 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use netlink_packet_core::{
@@ -38,7 +37,8 @@ pub(crate) struct Rtnl {
 struct Session {
     handle: Handle,
     /// What the kernel sends unasked: on this socket only the notice that answers were lost.
-    strays: futures_channel::mpsc::UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
+    strays:
+        futures_channel::mpsc::UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
     task: JoinHandle<()>,
     requests: u32,
     port: u32,
@@ -182,7 +182,7 @@ impl Session {
             }
         }
         // The connection is gone, which the stream of answers tells as well.
-        tokio::time::sleep(Duration::MAX).await;
+        std::future::pending().await
     }
 }
 

@@ -5,16 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
-use netlink_packet_route::route::{RouteHeader, RouteProtocol};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::AddressFamily;
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{PolicyAction, PolicySet};
 
-use crate::netlink::{NetlinkError, Requester};
-use crate::route::{OUR_PROTOCOL, Router, TUNNEL_TABLE, TunnelRoute};
+use crate::netlink::NetlinkError;
+use crate::route::{Router, TunnelRoute};
 
 /// A destination network.
 type Network = (IpAddr, u8);
@@ -22,7 +18,6 @@ type Network = (IpAddr, u8);
 /// Routes, rules and the link of one TUN device.
 pub(super) struct System {
     router: Router,
-    requester: Requester,
     interface: u32,
     mark: u32,
     /// Families whose rule is installed.
@@ -35,7 +30,6 @@ impl System {
     pub(super) fn open(interface: u32, mark: u32) -> io::Result<Self> {
         Ok(Self {
             router: Router::open()?,
-            requester: Requester::open(libc::NETLINK_ROUTE as isize)?,
             interface,
             mark,
             rules: Vec::new(),
@@ -45,33 +39,21 @@ impl System {
 
     /// Brings the link up and installs the rules. What an earlier run left behind is replaced.
     pub(super) async fn start(&mut self, mtu: u32, gso_max_size: u32) -> Result<(), NetlinkError> {
-        let mut link = LinkMessage::default();
-        link.header.index = self.interface;
-        link.header.flags = LinkFlags::Up;
-        link.header.change_mask = LinkFlags::Up;
-        link.attributes = vec![LinkAttribute::Mtu(mtu)];
-        self.set_link(link).await?;
-
-        let mut link = LinkMessage::default();
-        link.header.index = self.interface;
-        link.attributes = vec![LinkAttribute::GsoMaxSize(gso_max_size)];
+        self.router.raise_link(self.interface, mtu).await?;
         // Only makes batches fit better; kernels before 4.16 cannot set it.
-        if let Err(error) = self.set_link(link).await {
+        if let Err(error) = self
+            .router
+            .set_gso_max_size(self.interface, gso_max_size)
+            .await
+        {
             tracing::debug!(%error, "TUN device keeps its largest segment size");
         }
 
+        // Everything but our own ESP and IKE looks into the tunnels' table.
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let rule = RouteNetlinkMessage::NewRule(self.rule(family));
-            let installed = self
-                .requester
-                .command(&rule, NLM_F_CREATE | NLM_F_EXCL)
-                .await;
-            match installed {
-                Ok(()) => self.rules.push(family),
-                // Left behind by a run that was killed: ours, by its protocol.
-                Err(NetlinkError::Refused { errno, .. }) if errno == libc::EEXIST => {
-                    self.rules.push(family);
-                }
+            match self.router.install_rule(family, Some(self.mark)).await {
+                // One that is there was left behind by a run that was killed.
+                Ok(_) => self.rules.push(family),
                 Err(error) if family == AddressFamily::Inet6 => {
                     tracing::info!(%error, "no IPv6 routing rule; IPv6 is not tunnelled");
                 }
@@ -137,8 +119,7 @@ impl System {
             }
         }
         for family in std::mem::take(&mut self.rules) {
-            let rule = RouteNetlinkMessage::DelRule(self.rule(family));
-            if let Err(error) = self.requester.command(&rule, 0).await {
+            if let Err(error) = self.router.remove_rule(family, Some(self.mark)).await {
                 tracing::warn!(%error, "routing rule stays behind");
             }
         }
@@ -174,29 +155,6 @@ impl System {
             .map(|local| local.addr)
             .filter(inside)
             .collect())
-    }
-
-    async fn set_link(&self, link: LinkMessage) -> Result<(), NetlinkError> {
-        self.requester
-            .command(&RouteNetlinkMessage::SetLink(link), 0)
-            .await
-    }
-
-    /// Everything but our own ESP and IKE looks into the tunnels' table.
-    fn rule(&self, family: AddressFamily) -> RuleMessage {
-        let mut message = RuleMessage::default();
-        message.header.family = family;
-        message.header.table = RouteHeader::RT_TABLE_UNSPEC;
-        message.header.action = RuleAction::ToTable;
-        message.header.flags = RuleFlags::Invert;
-        message.attributes = vec![
-            RuleAttribute::Table(TUNNEL_TABLE.into()),
-            RuleAttribute::Priority(TUNNEL_TABLE.into()),
-            RuleAttribute::FwMark(self.mark),
-            RuleAttribute::FwMask(u32::MAX),
-            RuleAttribute::Protocol(RouteProtocol::from(OUR_PROTOCOL)),
-        ];
-        message
     }
 }
 
