@@ -57,8 +57,6 @@ pub(crate) struct Last {
     pub(crate) at: u64,
     /// How long it took.
     pub(crate) took: Duration,
-    /// How many differences it found.
-    pub(crate) findings: usize,
     /// SAs and policies that are there, everybody's.
     pub(crate) present: [usize; 2],
     /// SAs and policies of others.
@@ -177,7 +175,6 @@ impl Audits {
         summary.last = Some(Last {
             at,
             took,
-            findings: audit.findings.len(),
             present: [audit.sas, audit.policies],
             alien: [audit.alien_sas, audit.alien_policies],
             stale: [

@@ -35,6 +35,15 @@ pub(crate) enum Command {
     Up(UpDown),
     /// Take down a child (or a whole connection) and wait for it
     Down(UpDown),
+    /// List every IPsec policy in force, and whose it is; works without a daemon, too
+    Policies(Policies),
+    /// Compare the data plane with what should be in it, and mend it
+    #[command(after_help = "\
+Exit status: 0 if all is as it should be, or was mended; 1 if a difference is left.
+
+Without a daemon, shows what an earlier run left in the kernel, and leaves it there: the next start
+removes it.")]
+    Reconcile(Reconcile),
 }
 
 /// `run`
@@ -90,6 +99,29 @@ pub(crate) struct UpDown {
     /// Say nothing but errors
     #[arg(long, short)]
     pub(crate) quiet: bool,
+}
+
+/// `policies`
+#[derive(Debug, Args)]
+pub(crate) struct Policies {
+    #[command(flatten)]
+    pub(crate) server: Server,
+    /// List as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `reconcile`
+#[derive(Debug, Args)]
+pub(crate) struct Reconcile {
+    #[command(flatten)]
+    pub(crate) server: Server,
+    /// Change nothing
+    #[arg(long, short = 'n')]
+    pub(crate) dry_run: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 fn seconds(text: &str) -> Result<Duration, std::num::ParseIntError> {

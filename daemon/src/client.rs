@@ -177,7 +177,7 @@ async fn each(
     ExitCode::from(code)
 }
 
-async fn connect(server: &Server) -> Result<Client, Error> {
+pub(crate) async fn connect(server: &Server) -> Result<Client, Error> {
     let uri = server
         .uri
         .clone()
@@ -318,7 +318,7 @@ fn print_log(args: &UpDown, line: &LogLine) {
     }
 }
 
-fn print_json(report: &impl Serialize) {
+pub(crate) fn print_json(report: &impl Serialize) {
     match serde_json::to_string_pretty(report) {
         Ok(text) => put(&(text + "\n")),
         Err(error) => say(&format!("cannot print the report: {error}")),

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwap;
 use swanherd_config::model::Connection;
 use swanherd_ike::api::{
-    Action, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo, LogLine, Now,
-    Settings, Token, Transmit,
+    Action, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo, Now, Settings,
+    Token, Transmit,
 };
 use swanherd_ike::endpoint::Endpoint;
 use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, PolicySet, SaCounters, SaId};
@@ -683,3 +683,6 @@ fn now() -> Now {
         unix,
     }
 }
+
+#[cfg(test)]
+mod tests;

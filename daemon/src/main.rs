@@ -13,6 +13,8 @@ mod credentials;
 mod engine;
 #[cfg(test)]
 mod fake_plane;
+mod inspect;
+mod installed;
 mod loader;
 mod logging;
 mod metrics;
@@ -52,6 +54,8 @@ fn main() -> ExitCode {
             cli::Command::Status(args) => client::status(args).await,
             cli::Command::Up(args) => client::up(args).await,
             cli::Command::Down(args) => client::down(args).await,
+            cli::Command::Policies(args) => inspect::policies(args).await,
+            cli::Command::Reconcile(args) => inspect::reconcile(args).await,
         }
     })
 }

@@ -24,6 +24,11 @@ pub(crate) fn load_settings(path: &Path) -> Result<(Settings, Vec<Diagnostic>), 
     settings::load_settings(path)
 }
 
+/// Where the xfrm plane keeps what is needed to recognise what is ours.
+pub(crate) fn ledger(settings: &Settings) -> PathBuf {
+    settings.run_dir.join("xfrm.ledger")
+}
+
 /// Where the tools look for a daemon.
 pub(crate) fn default_vici_uri() -> String {
     match load_settings(&settings_file(None)) {

@@ -15,6 +15,7 @@ use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 use swanherd_kernel::{DataPlane, EventCounts, PlaneKind};
 use tokio::sync::mpsc;
 
+use crate::paths;
 use crate::shell::{self, Sockets};
 
 /// Either data plane, with what the settings have to say about its routes.
@@ -87,9 +88,8 @@ async fn open_xfrm(
             ..options
         },
     )?;
-    let ledger = settings.run_dir.join("xfrm.ledger");
     let (plane, events) = XfrmPlane::start(XfrmOptions {
-        ledger: Some(ledger),
+        ledger: Some(paths::ledger(settings)),
         ..XfrmOptions::default()
     })
     .await

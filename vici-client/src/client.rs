@@ -587,7 +587,7 @@ fn response(command: &str, packet: Packet) -> Result<Message, Error> {
     }
 }
 
-fn check(reply: Message) -> Result<Message, Error> {
+pub(crate) fn check(reply: Message) -> Result<Message, Error> {
     match reply.str("success") {
         None | Some("yes") => Ok(reply),
         Some(_) => Err(Error::Refused {

@@ -18,6 +18,7 @@
 pub mod client;
 pub mod de;
 pub mod frame;
+pub mod installed;
 pub mod message;
 pub mod packet;
 pub mod types;

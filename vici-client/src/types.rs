@@ -59,6 +59,10 @@ pub struct IkeSa {
     pub rekey_time: Option<i64>,
     /// Until it is reauthenticated.
     pub reauth_time: Option<i64>,
+    /// Virtual addresses of the daemon's side.
+    pub local_vips: Vec<String>,
+    /// Virtual addresses of the peer.
+    pub remote_vips: Vec<String>,
     /// What waits to be done.
     pub tasks_queued: Vec<String>,
     /// Exchanges in flight.

@@ -81,7 +81,6 @@ fn audits_and_events_of_the_data_plane_are_counted() {
         last: Some(Last {
             at: 1_700_000_001,
             took: Duration::from_micros(1500),
-            findings: 2,
             present: [10, 15],
             alien: [1, 2],
             stale: [0, 3],

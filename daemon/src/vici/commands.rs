@@ -11,7 +11,7 @@ use super::args::{failure, id, outcome, success, text};
 use super::names::NAMES;
 use super::render::{Moment, ike_name, ike_sa_with_children};
 use super::session::{Emitter, Reply, unix_now};
-use super::{certs, control as sas, load, stats};
+use super::{certs, control as sas, installed, load, stats};
 use crate::control::{Control, Request};
 
 /// How long `list-sas` waits for fresh counters; older ones are good enough after that.
@@ -47,7 +47,13 @@ pub(super) fn start(
 
         "list-sas" => Box::pin(async move { list_sas(control, &args, emitter).await }),
         "list-policies" => {
-            Box::pin(async move { sas::list_policies(control, &args, emitter).await })
+            Box::pin(async move { installed::list_policies(&control, &args, &emitter).await })
+        }
+        "list-installed-policies" => {
+            Box::pin(async move { installed::list_installed(&control, &emitter).await })
+        }
+        "reconcile" => {
+            Box::pin(async move { installed::reconcile(&control, &args, &emitter).await })
         }
         "list-conns" => Box::pin(async move { list_conns(control, &args, emitter).await }),
         "list-certs" => Box::pin(async move { certs::list(control, &args, emitter).await }),

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Commands that change SAs: `initiate`, `terminate`, `rekey`, `install`, `uninstall`, `redirect`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use swanherd_config::listing::mode_name;
-use swanherd_config::model::{Child, ChildMode};
+use swanherd_config::model::Child;
 use swanherd_ike::api::{Command, LogLine};
 use swanherd_vici::Message;
 use tokio::sync::{mpsc, oneshot};
@@ -13,7 +11,6 @@ use tokio::time::Instant;
 
 use super::args::{failure, flag, integer, outcome, selector, success, text};
 use super::events::log_line;
-use super::names;
 use super::session::Emitter;
 use crate::control::{CommandReply, Control, Request, Snapshot};
 
@@ -284,64 +281,4 @@ async fn sleep_until(limit: Option<Instant>) {
         Some(limit) => tokio::time::sleep_until(limit).await,
         None => std::future::pending().await,
     }
-}
-
-/// `list-policies`: traps and shunts that the loaded connections call for.
-pub(super) async fn list_policies(control: Control, args: &Message, emitter: Emitter) -> Message {
-    let wanted = |name| args.get(name).is_some();
-    let (trap, pass, drop_) = (wanted("trap"), wanted("pass"), wanted("drop"));
-    let snapshot = control.snapshot();
-    let (ike, child) = (text(args, "ike"), text(args, "child"));
-    for connection in snapshot.connections.values() {
-        if ike.is_some_and(|name| name != connection.name) {
-            continue;
-        }
-        for found in &connection.children {
-            let listed = match found.mode {
-                ChildMode::Pass => pass,
-                ChildMode::Drop => drop_,
-                ChildMode::Ipsec(_) | ChildMode::TransportProxy => trap,
-            };
-            if !found.start_action.trap || !listed || child.is_some_and(|name| name != found.name) {
-                continue;
-            }
-            let reqid = match found.mode {
-                ChildMode::Pass | ChildMode::Drop => None,
-                _ => reqid(&snapshot, &connection.name, found),
-            };
-            let name = format!("{}/{}", connection.name, found.name);
-            let section = policy(&connection.name, found, reqid);
-            let event = Message::new().with_section(names::printable(&name), section);
-            emitter.emit("list-policy", event).await;
-        }
-    }
-    Message::new()
-}
-
-fn policy(connection: &str, child: &Child, reqid: Option<u32>) -> Message {
-    let mut out = Message::new();
-    out.push("child", &child.name);
-    if let Some(reqid) = reqid {
-        out.push_display("reqid", reqid);
-    }
-    out.push("ike", connection);
-    out.push("mode", mode_name(child.mode));
-    out.push_list("local-ts", child.local_ts.iter().map(names::selector_spec));
-    out.push_list(
-        "remote-ts",
-        child.remote_ts.iter().map(names::selector_spec),
-    );
-    out
-}
-
-fn reqid(snapshot: &Arc<Snapshot>, connection: &str, child: &Child) -> Option<u32> {
-    if child.reqid != 0 {
-        return Some(child.reqid);
-    }
-    let of_connection = snapshot
-        .ike_sas
-        .values()
-        .filter(|sa| sa.connection.as_deref() == Some(connection));
-    let mut children = of_connection.flat_map(|sa| sa.children.values());
-    children.find(|sa| sa.name == child.name).map(|sa| sa.reqid)
 }

@@ -9,7 +9,7 @@ use super::render::{Moment, child_sa, ike_name, ike_sa, ike_sa_with_children};
 use crate::logging::group_name;
 
 /// Every event that a client may register for, those of streaming commands included.
-pub(super) const KNOWN: [&str; 13] = [
+pub(super) const KNOWN: [&str; 15] = [
     "log",
     "control-log",
     "list-sa",
@@ -23,6 +23,8 @@ pub(super) const KNOWN: [&str; 13] = [
     "child-updown",
     "child-rekey",
     "alert",
+    "list-installed-policy",
+    "reconcile-finding",
 ];
 
 /// Most detailed level that `log` carries.

@@ -17,6 +17,7 @@ mod certs;
 mod commands;
 mod control;
 mod events;
+mod installed;
 mod load;
 mod names;
 mod owner;

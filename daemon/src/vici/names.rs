@@ -6,9 +6,8 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use swanherd_config::files::SystemFiles;
-use swanherd_config::model::SelectorSpec;
 use swanherd_config::names::Names;
-use swanherd_config::value::{display_selector, display_selector_spec};
+use swanherd_config::value::display_selector;
 use swanherd_ike::api::{ChildState, Counter, Exchange, IkeState};
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::Mode;
@@ -19,11 +18,6 @@ pub(super) static NAMES: LazyLock<Names> = LazyLock::new(|| Names::system(&Syste
 /// A traffic selector.
 pub(super) fn selector(selector: &TrafficSelector) -> String {
     display_selector(selector, &NAMES)
-}
-
-/// A traffic selector as configured.
-pub(super) fn selector_spec(selector: &SelectorSpec) -> String {
-    display_selector_spec(selector, &NAMES)
 }
 
 /// Name of an IKE SA that no connection has been chosen for.

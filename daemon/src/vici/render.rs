@@ -75,6 +75,9 @@ pub(super) fn ike_sa(sa: &IkeSaInfo, moment: Moment<'_>) -> Message {
             out.push_display("reauth-time", until(at, moment.instant));
         }
     }
+    if !sa.local_vips.is_empty() {
+        out.push_list("local-vips", sa.local_vips.iter().map(ToString::to_string));
+    }
     for (name, tasks) in [
         ("tasks-queued", &sa.tasks_queued),
         ("tasks-active", &sa.tasks_active),

@@ -261,7 +261,7 @@ impl Session {
 
 /// Events that only come as part of a command's answer.
 fn is_streamed(name: &str) -> bool {
-    name.starts_with("list-") || name == "control-log"
+    name.starts_with("list-") || matches!(name, "control-log" | "reconcile-finding")
 }
 
 /// The next thing that the running command yields; never, if none runs.

@@ -3,6 +3,7 @@
 //! plays the engine itself.
 
 mod commands;
+mod installed;
 mod render;
 mod server;
 

@@ -384,28 +384,3 @@ async fn list_conns_shows_what_was_loaded() {
     assert!(stream.next().await.unwrap().is_none());
     fixture.stop().await;
 }
-
-#[tokio::test]
-async fn list_policies_shows_traps_and_shunts() {
-    let fixture = Fixture::start().await;
-    let mut client = fixture.client().await;
-    let args = || {
-        Message::new()
-            .with("drop", "yes")
-            .with("pass", "yes")
-            .with("trap", "yes")
-    };
-    let mut stream = client
-        .stream("list-policies", "list-policy", args())
-        .await
-        .unwrap();
-
-    let listed = stream.next().await.unwrap().unwrap();
-
-    assert_eq!(
-        listed.to_string(),
-        "gw/block {child=block ike=gw mode=DROP local-ts=[10.9.0.0/16] remote-ts=[10.8.0.0/16]}"
-    );
-    assert!(stream.next().await.unwrap().is_none());
-    fixture.stop().await;
-}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The engine with an endpoint that nobody talks to, and a data plane that plays along.
+
+use swanherd_ike::crypto::Provider;
+use swanherd_kernel::audit::{Audit, Difference, Finding, Object, Remedy};
+use swanherd_kernel::audit::{ListedPolicy, Owner, Verdict};
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::fake_plane::FakePlane;
+
+struct Silent;
+
+impl Sender for Silent {
+    fn send(&self, _: Transmit) {}
+}
+
+struct Fixture {
+    plane: Arc<FakePlane>,
+    control: Control,
+    stop: oneshot::Sender<()>,
+    engine: JoinHandle<()>,
+    _events: mpsc::Sender<PlaneEvent>,
+    _datagrams: mpsc::Sender<Datagram>,
+}
+
+impl Fixture {
+    fn start(plane: FakePlane, reconcile_interval: Duration) -> Self {
+        let plane = Arc::new(plane);
+        let (events, plane_events) = mpsc::channel(1);
+        let (datagram_sender, datagrams) = mpsc::channel(1);
+        let (engine, control) = Engine::new(Parts {
+            endpoint: Endpoint::new(Settings::default(), Provider::ring(), [7; 32]),
+            plane: Arc::clone(&plane),
+            plane_events,
+            sender: Silent,
+            datagrams,
+            counters_interval: Duration::from_secs(1),
+            reconcile_interval,
+            reload_settings: Box::new(|| Ok(Settings::default())),
+            log: crate::logging::Sink::default(),
+        });
+        let (stop, stopped) = oneshot::channel();
+        let engine = tokio::spawn(engine.run(async {
+            let _ = stopped.await;
+        }));
+        Self {
+            plane,
+            control,
+            stop,
+            engine,
+            _events: events,
+            _datagrams: datagram_sender,
+        }
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.engine.await.unwrap();
+    }
+}
+
+/// A connection with nothing but a shunt.
+fn connection() -> Connection {
+    use swanherd_config::tree::{Tree, Value};
+    let mut block = Tree::new();
+    block
+        .push_value("mode", "drop")
+        .push_list("local_ts", [Value::new("10.1.0.0/24")])
+        .push_list("remote_ts", [Value::new("10.2.0.0/24")])
+        .push_value("start_action", "trap");
+    let mut children = Tree::new();
+    children.push_section("block", block);
+    let mut definition = Tree::new();
+    definition.push_section("children", children);
+    let names = swanherd_config::names::Names::builtin();
+    let origin = swanherd_config::decode::Origin::Message;
+    swanherd_config::decode::decode_connection("gw", &definition, origin, &names)
+        .unwrap()
+        .value
+}
+
+fn left_behind() -> Audit {
+    Audit {
+        findings: vec![Finding {
+            object: Object::Address("10.0.0.1".parse().unwrap()),
+            difference: Difference::Unwanted,
+            owner: None,
+            reason: "an earlier run left it".to_owned(),
+            remedy: Remedy::Removed,
+        }],
+        alien_policies: 3,
+        ..Audit::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_data_plane_is_audited_at_start_and_in_intervals() {
+    let plane = FakePlane::default();
+    plane.find(left_behind());
+    let fixture = Fixture::start(plane, Duration::from_secs(60));
+    let mut events = fixture.control.events();
+
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let at_start = fixture.control.snapshot().audits.clone();
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let later = fixture.control.snapshot().audits.clone();
+
+    assert_eq!(at_start.completed, 1);
+    assert_eq!(at_start.last.as_ref().unwrap().alien, [0, 3]);
+    assert_eq!(later.completed, 3);
+    assert_eq!(later.findings[&("address", "unwanted", "removed")], 3);
+    let mut lines = Vec::new();
+    while let Ok(event) = events.try_recv() {
+        if let Event::Log(line) = &*event {
+            lines.push(line.message.clone());
+        }
+    }
+    let told = "virtual address 10.0.0.1: an earlier run left it; removed";
+    assert!(lines.iter().any(|line| line == told), "{lines:?}");
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_interval_only_those_who_ask_have_it_audited() {
+    let fixture = Fixture::start(FakePlane::default(), Duration::ZERO);
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert!(fixture.plane.audits().is_empty());
+
+    let ask = |dry_run| {
+        let control = fixture.control.clone();
+        async move {
+            control
+                .ask(|reply| Request::Reconcile { dry_run, reply })
+                .await
+                .unwrap()
+                .unwrap()
+        }
+    };
+    assert!(ask(true).await.dry_run);
+    assert!(!ask(false).await.dry_run);
+
+    assert_eq!(fixture.plane.audits(), [true, false]);
+    assert_eq!(fixture.control.snapshot().audits.completed, 1);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn policies_and_counts_come_from_the_data_plane() {
+    let policy = ListedPolicy {
+        index: 9,
+        key: swanherd_kernel::reconcile::PolicyKey {
+            direction: swanherd_ipsec::plane::Direction::In,
+            src: ("10.1.0.0".parse().unwrap(), 24),
+            dst: ("10.2.0.0".parse().unwrap(), 24),
+            proto: 0,
+            sport: (0, 0),
+            dport: (0, 0),
+            mark: None,
+            if_id: 0,
+        },
+        priority: 1,
+        verdict: Verdict::Discard,
+        owner: Owner::Alien,
+    };
+    let plane = FakePlane::default();
+    plane.list(vec![policy.clone()]);
+    let fixture = Fixture::start(plane, Duration::ZERO);
+
+    let listed = fixture.control.ask(Request::Policies).await.unwrap();
+
+    assert_eq!(listed.unwrap(), [policy]);
+    assert_eq!(fixture.control.snapshot().plane_events.overruns, 3);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn shunts_of_a_loaded_connection_stand_until_it_is_unloaded() {
+    let connection = connection();
+    let fixture = Fixture::start(FakePlane::default(), Duration::ZERO);
+    let standing = || {
+        let snapshot = fixture.control.snapshot();
+        let owners = snapshot.standing.values().map(|set| set.owner.clone());
+        owners.collect::<Vec<_>>()
+    };
+
+    let load = |reply| Request::LoadConnection(Box::new(connection), reply);
+    fixture.control.ask(load).await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let loaded = standing();
+    let unload = |reply| Request::UnloadConnection("gw".to_owned(), reply);
+    fixture.control.ask(unload).await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let unloaded = standing();
+
+    assert_eq!(loaded, ["gw/block"]);
+    assert!(unloaded.is_empty(), "{unloaded:?}");
+    fixture.stop().await;
+}
