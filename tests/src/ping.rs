@@ -2,6 +2,7 @@
 //! Echo requests, counted.
 
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use crate::lab::Namespace;
 
@@ -27,11 +28,26 @@ impl Pings {
     /// When `ping` cannot be started.
     #[must_use]
     pub fn start(namespace: &Namespace, from: &str, to: &str, count: u32) -> Self {
+        Self::every(Duration::from_millis(50), namespace, from, to, count)
+    }
+
+    /// As [`Pings::start`], one in each `interval`.
+    ///
+    /// # Panics
+    /// When `ping` cannot be started.
+    #[must_use]
+    pub fn every(
+        interval: Duration,
+        namespace: &Namespace,
+        from: &str,
+        to: &str,
+        count: u32,
+    ) -> Self {
         let child = namespace
             .command("ping")
             .args([
                 "-i",
-                "0.05",
+                &interval.as_secs_f32().to_string(),
                 "-W",
                 "2",
                 "-c",

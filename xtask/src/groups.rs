@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `cargo xtask test`: all tests, and what became of them.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 
-use crate::shell::{Error, cache, cargo, command, in_ci, is_root, quiet, stopping, stream, target};
+use crate::kernels::Kernel;
+use crate::shell::{
+    Ended, Error, cache, cargo, command, in_ci, is_root, quiet, stopping, stream, target,
+};
 use crate::{lab, lint, mips, packages, shell};
 
 /// Tests of one kind.
@@ -25,8 +30,10 @@ enum Group {
     Fuzz,
     /// Namespaces: strongSwan as peer, stock clients; ESP in user space
     Netns,
-    /// The same under a kernel that has ESP
+    /// The same under a kernel that has ESP, with more peers, and with faults
     Kernel,
+    /// What needs a kernel of a distribution: xfrm interfaces, GRE, kernels old and new
+    Vm,
     /// The demonstration: thirty tunnels
     Demo,
     /// Cross build for MIPS routers, tried under emulation
@@ -91,6 +98,7 @@ pub(crate) fn test(args: &Args) -> Result<u8, Error> {
         Group::Model,
         Group::Netns,
         Group::Kernel,
+        Group::Vm,
         Group::Demo,
         Group::Fuzz,
     ];
@@ -176,7 +184,11 @@ impl Report {
                 "netns",
                 "strongSwan, swanctl, Python vici; ESP in user space",
             ),
-            Group::Kernel => ("kernel", "strongSwan; ESP of a kernel (User-mode Linux)"),
+            Group::Kernel => (
+                "kernel",
+                "strongSwan, libreswan, OpenIKED, faults; User-mode Linux",
+            ),
+            Group::Vm => ("vm", "Debian's kernels 5.10, 6.1 and 6.12, emulated"),
             Group::Demo => ("demo", "cargo xtask demo --tunnels 30 --seconds 5 --json"),
             Group::Mips => ("mips", "static MIPS binary under qemu-user"),
         };
@@ -194,7 +206,7 @@ impl Report {
     fn run(&mut self, group: Group, args: &Args) -> Result<(), Error> {
         let needs_root = match group {
             Group::Lint | Group::Unit | Group::Sim | Group::Model | Group::Fuzz => false,
-            Group::Netns | Group::Kernel | Group::Demo | Group::Mips => true,
+            Group::Netns | Group::Kernel | Group::Vm | Group::Demo | Group::Mips => true,
         };
         if needs_root && !is_root() {
             self.skipped.push(format!("{} needs root", self.group));
@@ -208,7 +220,8 @@ impl Report {
             Group::Model => self.model(args),
             Group::Fuzz => self.fuzz(args),
             Group::Netns => self.netns(),
-            Group::Kernel => self.kernel(),
+            Group::Kernel => self.kernel(args),
+            Group::Vm => self.vm(),
             Group::Demo => self.demo(),
             Group::Mips => self.mips(),
         }
@@ -335,23 +348,47 @@ impl Report {
         Ok(())
     }
 
-    fn kernel(&mut self) -> Result<(), Error> {
+    fn kernel(&mut self, args: &Args) -> Result<(), Error> {
         packages::install(packages::STRONGSWAN)?;
-        shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
-        let planes = test_binaries("swanherd-kernel", &["xfrm_kernel"])?;
-        let gateways = test_binaries("swanherd-tests", &["kernel", "peers"])?;
         let peers = lab::peers()?;
-        for binary in planes.iter().chain(&gateways) {
-            let mut tests = lab::uml(1024, 1200)?;
+        shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
+        let names = ["kernel", "faults", "peers"];
+        let mut binaries = test_binaries("swanherd-tests", &names)?;
+        binaries.extend(test_binaries("swanherd-kernel", &["xfrm_kernel"])?);
+        let seconds = if args.long { 7200 } else { 1200 };
+        let mut guests = Vec::new();
+        for binary in binaries {
+            let mut tests = lab::uml(1024, seconds)?;
             tests
                 .env("SWANHERD_LAB", "uml")
                 .env("SWANHERD_PEERS", &peers);
+            if args.long {
+                tests.env("SWANHERD_LONG", "1");
+            }
             tests
-                .arg(binary)
+                .arg(&binary)
                 .args(["--test-threads=1", "--color=never"]);
-            self.libtest(tests, 1260)?;
+            guests.push((String::new(), tests));
         }
-        Ok(())
+        self.libtests(guests, u64::from(seconds) + 60)
+    }
+
+    fn vm(&mut self) -> Result<(), Error> {
+        packages::install(packages::STRONGSWAN)?;
+        shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
+        let binaries = test_binaries("swanherd-tests", &["vm"])?;
+        let mut guests = Vec::new();
+        for kernel in Kernel::ALL {
+            for binary in &binaries {
+                let mut tests = lab::vm(kernel, 1, 1024, 900)?;
+                tests.env("SWANHERD_LAB", "vm");
+                tests
+                    .arg(binary)
+                    .args(["--test-threads=1", "--color=never"]);
+                guests.push((format!("Linux {}", kernel.name()), tests));
+            }
+        }
+        self.libtests(guests, 960)
     }
 
     fn demo(&mut self) -> Result<(), Error> {
@@ -404,24 +441,57 @@ impl Report {
 
     /// A command that runs Rust tests: counts what each of its binaries reports.
     fn libtest(&mut self, command: Command, seconds: u64) -> Result<(), Error> {
-        let mut tally = Tally::default();
-        let ended = stream(command, Duration::from_secs(seconds), |line| {
-            tally.line(line)
-        })?;
+        self.libtests(vec![(String::new(), command)], seconds)
+    }
+
+    /// As [`Report::libtest`], for several commands with a name to tell them apart by, two at a
+    /// time: what developers and continuous integration have is two cores.
+    fn libtests(&mut self, commands: Vec<(String, Command)>, seconds: u64) -> Result<(), Error> {
+        let limit = Duration::from_secs(seconds);
+        let waiting = Mutex::new(VecDeque::from(commands));
+        let next = || waiting.lock().ok().and_then(|mut queue| queue.pop_front());
+        let work = || {
+            let mut done = Vec::new();
+            while let Some((name, command)) = next() {
+                let mut tally = Tally::default();
+                let ended = stream(command, limit, |line| tally.line(line));
+                done.push((name, tally, ended.map_err(|e| e.to_string())));
+            }
+            done
+        };
+        let done = std::thread::scope(|scope| {
+            let other = scope.spawn(work);
+            let mut done = work();
+            done.extend(other.join().unwrap_or_default());
+            done
+        });
+        for (name, tally, ended) in done {
+            self.count(&name, tally, &ended?);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, name: &str, tally: Tally, ended: &Ended) {
+        let named = |what: &str| match name {
+            "" => what.to_owned(),
+            name => format!("{name}: {what}"),
+        };
         self.passed += tally.passed;
-        for name in &tally.failures {
-            self.fail(name.clone());
+        for failure in &tally.failures {
+            self.fail(named(failure));
         }
         for _ in tally.failures.len()..tally.failed as usize {
-            self.fail("a test without a name".into());
+            self.fail(named("a test without a name"));
         }
         self.skipped.extend(tally.ignored);
         // A build that failed, a crash, a limit of time: no test has failed, yet all is not well.
         if !ended.ok() && tally.failed == 0 {
             let after = if ended.late { ", its time was up" } else { "" };
-            self.fail(format!("the run ended with status {}{after}", ended.status));
+            self.fail(named(&format!(
+                "the run ended with status {}{after}",
+                ended.status
+            )));
         }
-        Ok(())
     }
 
     fn fail(&mut self, what: String) {

@@ -7,8 +7,9 @@ use std::process::Command;
 
 use clap::{Parser, ValueEnum};
 
+use crate::kernels::Kernel;
 use crate::packages;
-use crate::shell::{Error, cache, command, is_root, quiet, workspace};
+use crate::shell::{Error, cache, is_root, workspace};
 
 /// Under which kernel.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -30,6 +31,9 @@ pub(crate) struct Args {
     /// Time for all of it, in seconds
     #[arg(long, default_value_t = 600)]
     seconds: u32,
+    /// Debian's kernel of this version (vm)
+    #[arg(long, default_value = "6.1")]
+    kernel: Kernel,
     /// CPUs of the guest (vm)
     #[arg(long, default_value_t = 2)]
     cpus: u32,
@@ -42,7 +46,7 @@ pub(crate) struct Args {
 pub(crate) fn lab(args: &Args) -> Result<u8, Error> {
     let status = match args.bed {
         Bed::Uml => uml(args.memory, args.seconds)?,
-        Bed::Vm => vm(args.cpus, args.memory, args.seconds)?,
+        Bed::Vm => vm(args.kernel, args.cpus, args.memory, args.seconds)?,
     }
     .args(&args.command)
     .status()?;
@@ -74,11 +78,12 @@ pub(crate) fn peers() -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
-fn vm(cpus: u32, memory: u32, seconds: u32) -> Result<Command, Error> {
+/// As [`uml`], under one of Debian's kernels in an emulator.
+pub(crate) fn vm(kernel: Kernel, cpus: u32, memory: u32, seconds: u32) -> Result<Command, Error> {
     check_root()?;
     packages::install(packages::NETWORK)?;
     packages::install(packages::VM)?;
-    let kernel = debian_kernel()?;
+    let kernel = kernel.unpacked()?;
     let mut command = Command::new(workspace().join("xtask/lab/vm-run"));
     command.args(["-c", &cpus.to_string(), "-m", &memory.to_string()]);
     command.args(["-t", &seconds.to_string()]).arg(kernel);
@@ -98,47 +103,4 @@ fn out() -> Result<PathBuf, Error> {
     let out = cache()?.join("out");
     fs::create_dir_all(&out)?;
     Ok(out)
-}
-
-/// Debian's cloud kernel, unpacked and not installed.
-fn debian_kernel() -> Result<PathBuf, Error> {
-    let root = cache()?.join("kernel");
-    if root.join("complete").exists() {
-        return Ok(root);
-    }
-    let _ = fs::remove_dir_all(&root);
-    fs::create_dir_all(&root)?;
-    let depends =
-        quiet(command("apt-cache", ["depends", "linux-image-cloud-amd64"])).or_else(|_| {
-            quiet(command("apt-get", ["update"]))?;
-            quiet(command("apt-cache", ["depends", "linux-image-cloud-amd64"]))
-        })?;
-    let package = depends
-        .split_whitespace()
-        .find(|word| {
-            word.starts_with("linux-image-")
-                && word.contains(|c: char| c.is_ascii_digit())
-                && *word != "linux-image-cloud-amd64"
-        })
-        .ok_or("apt knows no kernel for linux-image-cloud-amd64")?
-        .to_owned();
-    let mut download = command("apt-get", ["download", &package]);
-    download.current_dir(&root);
-    quiet(download)?;
-    let archive = fs::read_dir(&root)?
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|path| path.extension().is_some_and(|e| e == "deb"))
-        .ok_or("apt-get download left no package")?;
-    let mut unpack = command("dpkg-deb", ["-x"]);
-    unpack.arg(&archive).arg(&root);
-    quiet(unpack)?;
-    fs::remove_file(archive)?;
-    for version in fs::read_dir(root.join("lib/modules"))?.flatten() {
-        let mut depmod = command("depmod", ["-b"]);
-        depmod.arg(&root).arg(version.file_name());
-        quiet(depmod)?;
-    }
-    fs::write(root.join("complete"), "")?;
-    Ok(root)
 }

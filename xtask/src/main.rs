@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 mod bench_tun;
 mod demo;
 mod groups;
+mod kernels;
 mod lab;
 mod lint;
 mod mips;
