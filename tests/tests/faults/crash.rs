@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The daemon is killed at points nobody chose, and the next one finds the kernel as it was left.
 
-use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use swanherd_tests::{Daemon, Message, Node, Pair, Plane, Scenario, subject};
 
 use crate::support::{
-    Dice, View, assert_reachable, assert_same, command, initiate, install_aliens, terminate, times,
+    Dice, Site, View, assert_reachable, assert_same, command, initiate, install_aliens, signal,
+    terminate, times,
 };
 
 /// What the daemon is about when it is killed.
@@ -82,23 +83,14 @@ fn killed_anywhere_it_finds_what_it_left_and_nothing_else() {
 
 /// Lets `work` run, and kills the daemon after `delay`.
 fn kill_during(node: &mut Node, delay: Duration, work: impl FnOnce(&Node) + Send) {
-    let pid = node.pid();
     std::thread::scope(|scope| {
         let node = &*node;
         let working = scope.spawn(move || work(node));
         std::thread::sleep(delay);
-        kill(pid);
+        signal(node, Signal::KILL);
         let _ = working.join();
     });
     node.kill();
-}
-
-fn kill(pid: Option<u32>) {
-    let pid = pid
-        .and_then(|pid| i32::try_from(pid).ok())
-        .and_then(rustix::process::Pid::from_raw)
-        .expect("the daemon runs");
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
 fn assert_ends_clean(pair: &mut Pair, pristine: &View) {
@@ -124,7 +116,7 @@ fn killed_with_three_hundred_sas_it_clears_them_at_its_start() {
     }
     let mut dice = Dice::new();
     let mut pair = Scenario::new(Plane::Kernel).start();
-    for (node, own, other) in [(&pair.left, 1, 2), (&pair.right, 2, 1)] {
+    for (node, own, other) in [(&pair.left, "1", "2"), (&pair.right, "2", "1")] {
         node.configure(&many_children(own, other));
         node.load();
     }
@@ -176,48 +168,21 @@ fn initiate_all(node: &Node) {
 }
 
 /// One connection with children `c0`, `c1`, ...: 10.1.0.0/24 to 10.2.0.0/24, 10.2.1.0/24, ...
-fn many_children(own: u8, other: u8) -> String {
-    let mut children = String::new();
-    for child in 0..CHILDREN {
+fn many_children(own: &str, other: &str) -> String {
+    let children = (0..CHILDREN).map(|child| {
         // The left side has one network, the right side many.
-        let net = |side: u8| {
-            let third = if side == 1 { 0 } else { child };
+        let net = |side: &str| {
+            let third = if side == "1" { 0 } else { child };
             format!("10.{side}.{third}.0/24")
         };
-        let _ = write!(
-            children,
-            "c{child} {{\n local_ts = {}\n remote_ts = {}\n esp_proposals = aes128gcm16\n }}\n",
-            net(own),
-            net(other)
-        );
+        (format!("c{child}"), net(own), net(other))
+    });
+    Site {
+        own: &format!("192.0.2.{own}"),
+        other: &format!("192.0.2.{other}"),
+        names: [own, other],
+        children: children.collect(),
+        child: "",
     }
-    format!(
-        "connections {{
-  t {{
-    version = 2
-    local_addrs = 192.0.2.{own}
-    remote_addrs = 192.0.2.{other}
-    proposals = aes128gcm16-prfsha256-x25519
-    local {{
-      auth = psk
-      id = gw{own}.example.org
-    }}
-    remote {{
-      auth = psk
-      id = gw{other}.example.org
-    }}
-    children {{
-{children}
-    }}
-  }}
-}}
-secrets {{
-  ike-1 {{
-    id-1 = gw1.example.org
-    id-2 = gw2.example.org
-    secret = \"a secret for the laboratory\"
-  }}
-}}
-"
-    )
+    .definitions()
 }

@@ -6,6 +6,12 @@
 //! User-mode Linux. The tests of `user_plane` need none. `SWANHERD_LONG=1` gives the numbers that
 //! a release is judged by, `SWANHERD_SEED=N` repeats a run.
 
+mod bypass;
+mod churn;
+mod conflicts;
 mod crash;
 mod cycles;
+mod foreign;
 mod support;
+mod traps;
+mod user_plane;

@@ -2,11 +2,13 @@
 //! The kernel as seen from outside, and other things that several tests need.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use swanherd_tests::{Message, Namespace, Node, Pings, Vici};
+use rustix::process::{Pid, Signal, kill_process};
+use swanherd_tests::{Message, Namespace, Node, Pair, Pings, Vici};
 
 /// Whether to take the time for the large numbers.
 pub(crate) fn long() -> bool {
@@ -28,7 +30,7 @@ const LISTS: [(&str, &str); 8] = [
     ("policies", "xfrm policy"),
     ("rules", "rule"),
     ("IPv6 rules", "-6 rule"),
-    ("routes", "route show table all"),
+    ("routes", "-4 route show table all"),
     ("IPv6 routes", "-6 route show table all"),
     ("addresses", "addr"),
     ("neighbours of no device", "neigh show nud permanent"),
@@ -39,7 +41,7 @@ impl View {
         Self(
             LISTS
                 .iter()
-                .map(|(what, command)| (*what, entries(&namespace.ip(command))))
+                .map(|(what, command)| (*what, entries(what, &namespace.ip(command))))
                 .collect(),
         )
     }
@@ -79,7 +81,7 @@ impl View {
                 .map(|entry| ('-', entry))
                 .chain(only_in(now, before).map(|entry| ('+', entry)))
             {
-                let _ = writeln!(text, "{sign} {what}: {entry}");
+                text.push_str(&format!("{sign} {what}: {entry}\n"));
             }
         }
         text
@@ -99,13 +101,25 @@ fn only_in<'a>(a: &'a [String], b: &'a [String]) -> impl Iterator<Item = &'a Str
 
 /// The entries of a listing, each in one string, sorted: lines that are indented belong to the one
 /// above.
-fn entries(text: &str) -> Vec<String> {
+fn entries(what: &str, text: &str) -> Vec<String> {
     let mut entries: Vec<String> = Vec::new();
     for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
+        let words: Vec<&str> = line
+            .split_whitespace()
+            .map(|word| {
+                if word.starts_with("fe80::") {
+                    "fe80::N"
+                } else {
+                    word
+                }
+            })
+            .collect();
         if words.is_empty() || words[0] == "anti-replay" || words[0] == "lastused" {
             continue;
         }
+        // A device that was made again has another number.
+        let numbered = what == "addresses" && line.starts_with(|c: char| c.is_ascii_digit());
+        let words = &words[usize::from(numbered)..];
         let indented = line.starts_with([' ', '\t']);
         match entries.last_mut() {
             Some(entry) if indented => {
@@ -156,6 +170,24 @@ fn status(node: &Node, key: &str) -> u64 {
         .find_map(|line| line.strip_prefix(key))
         .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
         .unwrap_or_default()
+}
+
+/// Processor time that a node's daemon has used, in the kernel and outside.
+pub(crate) fn processor_time(node: &Node) -> Duration {
+    let pid = node.pid().expect("the daemon runs");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name of the program, in parentheses, may hold spaces; times are the 14th and 15th field.
+    let fields = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace();
+    let ticks: u64 = fields
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }
 
 /// Initiates a child of a connection; the error message, if that fails.
@@ -249,4 +281,122 @@ pub(crate) fn assert_reachable(node: &Node, from: &str, to: &str, seconds: u32) 
         text = report.text;
     }
     panic!("{text}\n{}", node.log());
+}
+
+/// Sends a signal to a node's daemon.
+pub(crate) fn signal(node: &Node, signal: Signal) {
+    let pid = node
+        .pid()
+        .and_then(|pid| i32::try_from(pid).ok())
+        .and_then(Pid::from_raw)
+        .expect("the daemon runs");
+    let _ = kill_process(pid, signal);
+}
+
+/// How many requests for an SA began no negotiation, for a reason.
+pub(crate) fn acquires(node: &Node, reason: &str) -> u64 {
+    metric(
+        node,
+        &format!("swanherd_plane_acquires_total{{reason=\"{reason}\"}} "),
+    )
+}
+
+/// The value of the series that a line of `/metrics` begins with.
+fn metric(node: &Node, series: &str) -> u64 {
+    let text = node.namespace.enter(|| {
+        let mut text = String::new();
+        let got = TcpStream::connect(("127.0.0.1", 9814)).and_then(|mut stream| {
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: l\r\nConnection: close\r\n\r\n")?;
+            stream.read_to_string(&mut text)
+        });
+        got.map(|_| text).unwrap_or_else(|error| error.to_string())
+    });
+    text.lines()
+        .find_map(|line| line.strip_prefix(series))
+        .and_then(|value| value.trim().parse().ok())
+        .unwrap_or_else(|| panic!("no series {series}in\n{text}"))
+}
+
+/// A gateway with one connection `t` to another.
+pub(crate) struct Site<'a> {
+    /// Own outer address.
+    pub(crate) own: &'a str,
+    /// The peer's.
+    pub(crate) other: &'a str,
+    /// `1` and `2`, own first: `gw1.example.org` is the identity of 1.
+    pub(crate) names: [&'a str; 2],
+    /// Name, own and the peer's network of each child.
+    pub(crate) children: Vec<(String, String, String)>,
+    /// More settings of each child.
+    pub(crate) child: &'a str,
+}
+
+impl Site<'_> {
+    /// Its `swanctl.conf`.
+    pub(crate) fn definitions(&self) -> String {
+        let Self {
+            own,
+            other,
+            names: [us, them],
+            child,
+            ..
+        } = self;
+        let children: String = self
+            .children
+            .iter()
+            .map(|(name, local, remote)| {
+                format!(
+                    "{name} {{\n local_ts = {local}\n remote_ts = {remote}\n \
+                     esp_proposals = aes128gcm16\n {child}\n }}\n"
+                )
+            })
+            .collect();
+        format!(
+            "connections {{
+  t {{
+    version = 2
+    local_addrs = {own}
+    remote_addrs = {other}
+    proposals = aes128gcm16-prfsha256-x25519
+    local {{
+      auth = psk
+      id = gw{us}.example.org
+    }}
+    remote {{
+      auth = psk
+      id = gw{them}.example.org
+    }}
+    children {{
+{children}    }}
+  }}
+}}
+secrets {{
+  ike-1 {{
+    id-1 = gw1.example.org
+    id-2 = gw2.example.org
+    secret = \"a secret for the laboratory\"
+  }}
+}}
+"
+        )
+    }
+}
+
+/// Tells both gateways of a pair where the other one is, so that none has to ask.
+pub(crate) fn meet_without_solicitation(pair: &Pair, addresses: [&str; 2]) {
+    let nodes = [&pair.left, &pair.right];
+    for (node, (peer, address)) in nodes
+        .iter()
+        .zip([(&pair.right, addresses[1]), (&pair.left, addresses[0])])
+    {
+        let link = peer.namespace.ip("link show dev u0");
+        let mac = link
+            .split_whitespace()
+            .skip_while(|word| *word != "link/ether")
+            .nth(1)
+            .expect("a virtual Ethernet device has an address");
+        node.namespace.ip(&format!(
+            "neigh replace {address} lladdr {mac} dev u0 nud permanent"
+        ));
+    }
 }
