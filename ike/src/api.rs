@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use swanherd_config::model::Connection;
-use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaId};
+use swanherd_ipsec::plane::{Op, Outcome, PlaneError, PolicyAction, SaId};
 use swanherd_ipsec::proposal::{ChildSuite, IkeSuite};
 use swanherd_ipsec::{Identity, TrafficSelector};
 
@@ -242,6 +242,34 @@ pub enum Counter {
     Failure(FailureReason),
     /// A message was dropped before an SA existed for it.
     Dropped(DropReason),
+    /// A packet asked for a CHILD SA.
+    Acquire(AcquireFate),
+}
+
+/// What became of a packet's wish for a CHILD SA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AcquireFate {
+    /// A negotiation was started.
+    Started,
+    /// The CHILD SA was there, or being negotiated, or could not be had a moment ago.
+    Coalesced,
+    /// Nobody knows the policy, or the packet does not tell what is needed to serve it.
+    Ignored,
+}
+
+/// A policy that stands on its own: a trap or a shunt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrapInfo {
+    /// Connection.
+    pub connection: String,
+    /// Child.
+    pub child: String,
+    /// Trap (protect), `pass` or `drop`.
+    pub action: PolicyAction,
+    /// Selectors of this side.
+    pub local_ts: Vec<TrafficSelector>,
+    /// Selectors of the peer's side.
+    pub remote_ts: Vec<TrafficSelector>,
 }
 
 /// Exchanges (RFC 7296).
@@ -550,6 +578,20 @@ pub enum Command {
         selector: Selector,
         /// Do not wait for the peer's answer to the delete of an IKE SA.
         force: bool,
+    },
+    /// Install the trap of a child, or its policies if it is a shunt.
+    Install {
+        /// Connection; `None` takes the first that has such a child.
+        connection: Option<String>,
+        /// Child.
+        child: String,
+    },
+    /// Remove the trap or shunt of a child.
+    Uninstall {
+        /// Connection; `None` takes the first whose child of that name has one.
+        connection: Option<String>,
+        /// Child.
+        child: String,
     },
     /// Rekey what matches.
     Rekey {

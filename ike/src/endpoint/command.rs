@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What operators ask for, and who waits for what. Error texts are those of VICI.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::{Endpoint, has_child, is_making_child};
@@ -38,6 +39,12 @@ impl Endpoint {
             Command::Terminate { selector, force } => {
                 self.terminate_command(now, id, &selector, force)
             }
+            Command::Install { connection, child } => self
+                .install_command(now, connection.as_deref(), &child)
+                .map(|()| Progress::Done),
+            Command::Uninstall { connection, child } => self
+                .uninstall_command(connection.as_deref(), &child)
+                .map(|()| Progress::Done),
             Command::Rekey { selector, reauth } => self
                 .rekey_command(now, &selector, reauth)
                 .map(|()| Progress::Done),
@@ -85,7 +92,7 @@ impl Endpoint {
             && conn
                 .children
                 .iter()
-                .any(|c| c.name == *name && !super::keep::is_negotiated(c))
+                .any(|c| c.name == *name && !super::traps::is_negotiated(c))
         {
             return Err(failed_text(Some(name), &conn.name));
         }
@@ -114,6 +121,43 @@ impl Endpoint {
             },
         );
         Ok(Progress::Waiting)
+    }
+
+    fn install_command(
+        &mut self,
+        now: Now,
+        connection: Option<&str>,
+        child: &str,
+    ) -> Result<(), String> {
+        let conn = self.find_config(connection, Some(child))?;
+        let index = conn.children.iter().position(|c| c.name == child);
+        let Some(index) = index else {
+            return Err("configuration name not found".to_owned());
+        };
+        self.install_trap(now, &conn, index);
+        // One that waits for the addresses of a name is on its way.
+        if let Some(why) = self.trap_is_stuck(&conn.name, child) {
+            self.remove_trap(&conn.name, child);
+            return Err(format!("installing policy '{child}' failed: {why}"));
+        }
+        Ok(())
+    }
+
+    fn uninstall_command(&mut self, connection: Option<&str>, child: &str) -> Result<(), String> {
+        let names: Vec<String> = match connection {
+            Some(name) => vec![name.to_owned()],
+            None => self
+                .env
+                .connections
+                .iter()
+                .map(|c| c.name.clone())
+                .collect(),
+        };
+        if names.iter().any(|name| self.remove_trap(name, child)) {
+            Ok(())
+        } else {
+            Err(format!("policy '{child}' not found"))
+        }
     }
 
     fn find_config(
@@ -154,7 +198,7 @@ impl Endpoint {
             },
             None => None,
         };
-        if let Some(ike) = self.usable_sa(&conn.name) {
+        if let Some(ike) = self.usable_sa(&conn.name, None) {
             let Some(sa) = self.sas.get(&ike) else {
                 return Started::Refused;
             };
@@ -171,22 +215,28 @@ impl Endpoint {
             if !is_making_child(sa, name) {
                 let conn = conn.clone();
                 self.with(ike, |sa, env| {
-                    sa.queue_task(env, now, Task::CreateChild { conn, index });
+                    let task = Task::CreateChild {
+                        conn,
+                        index,
+                        packet: None,
+                    };
+                    sa.queue_task(env, now, task);
                 });
             }
             return Started::On(ike);
         }
-        let children: Vec<usize> = index.into_iter().collect();
-        Started::On(self.initiate(now, conn, &children, None))
+        let tasks = tasks(conn, index);
+        Started::On(self.initiate(now, conn, tasks, None, None))
     }
 
-    /// Makes a new IKE SA and starts to set it up.
+    /// Makes a new IKE SA and starts to set it up, with `peer` if the connection leaves that open.
     pub(super) fn initiate(
         &mut self,
         now: Now,
         conn: &ConnectionRef,
-        children: &[usize],
+        tasks: Vec<Task>,
         supersedes: Option<IkeSaId>,
+        peer: Option<IpAddr>,
     ) -> IkeSaId {
         let id = self.env.new_ike_id();
         let unspecified = std::net::SocketAddr::from(([0, 0, 0, 0], conn.local_port));
@@ -194,7 +244,12 @@ impl Endpoint {
         let mut sa = Box::new(IkeSa::new(id, true, unspecified, nowhere, now));
         sa.supersedes = supersedes;
         sa.attempt = self.keep.attempt(&conn.name);
-        sa.initiate(&mut self.env, now, conn, children);
+        sa.target = peer;
+        if let Some(old) = supersedes.and_then(|old| self.sas.get(&old)) {
+            sa.if_id = old.if_id;
+            sa.target = sa.target.or(old.target);
+        }
+        sa.initiate(&mut self.env, now, conn, tasks);
         self.adopt(sa);
         id
     }
@@ -379,6 +434,16 @@ impl Endpoint {
 enum Progress {
     Done,
     Waiting,
+}
+
+/// The tasks that bring up these children.
+pub(super) fn tasks(conn: &ConnectionRef, children: impl IntoIterator<Item = usize>) -> Vec<Task> {
+    let task = |index| Task::CreateChild {
+        conn: conn.clone(),
+        index,
+        packet: None,
+    };
+    children.into_iter().map(task).collect()
 }
 
 /// What came of an attempt to start something.

@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use swanherd_config::identity::IdentityPattern;
 use swanherd_config::model::{Connection, HostSpec, IkeVersion};
@@ -277,11 +276,4 @@ fn drop_from<K: Ord>(index: &mut BTreeMap<K, BTreeSet<Order>>, key: &K, order: O
             index.remove(key);
         }
     }
-}
-
-/// Shared ownership of what is loaded under `name`, if it is still the same definition.
-pub(crate) fn is_current(connections: &Connections, connection: &ConnectionRef) -> bool {
-    connections
-        .get(&connection.name)
-        .is_some_and(|loaded| Arc::ptr_eq(loaded, connection))
 }

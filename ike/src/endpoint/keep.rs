@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Keeping children up: new attempts with back-off, traps, traffic that asks for a child.
+//! Keeping children up: new attempts with back-off.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
-
-use swanherd_config::model::{Child, ChildMode, HostSpec};
-use swanherd_ipsec::plane::{Op, PolicyAction, PolicySet};
 
 use super::Endpoint;
 use super::command::Started;
-use crate::api::{Action, ConnectionRef, LogGroup, Now, Token};
-use crate::sa::{narrow, policies::Group, unique};
+use super::traps::is_negotiated;
+use crate::api::{LogGroup, Now};
 
 /// The first wait between attempts; it doubles with each.
 const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 /// The longest wait between attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
+/// How long the network is given to settle after a change.
+const NETWORK_SETTLES: Duration = Duration::from_millis(500);
 
 /// Children that are to be brought up again.
 #[derive(Debug, Default)]
@@ -27,18 +25,36 @@ pub(super) struct Keep {
     due: BTreeSet<(Instant, String, String)>,
     /// Consecutive failures by connection, for the choice of the next address.
     turns: BTreeMap<String, u32>,
+    /// When to see what a change of the network means.
+    network_at: Option<Instant>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Attempt {
     at: Option<Instant>,
     failures: u32,
+    /// How many of the failures count for `keyingtries`: those where a peer was called.
+    tries: u32,
+    /// The last one failed because no way led to the peer.
+    unreachable: bool,
+}
+
+/// Why an attempt is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The child was lost.
+    Lost,
+    /// An attempt failed.
+    Failed,
+    /// An attempt failed before anybody was called.
+    Unreachable,
 }
 
 impl Keep {
     /// When the next attempt is due.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _, _)| *at)
+        let due = self.due.first().map(|(at, _, _)| *at);
+        [due, self.network_at].into_iter().flatten().min()
     }
 
     /// Which address of a connection is next.
@@ -50,6 +66,7 @@ impl Keep {
     pub(super) fn clear(&mut self) {
         self.attempts.clear();
         self.due.clear();
+        self.network_at = None;
     }
 
     /// As [`Self::clear`], for one connection, or one child of it.
@@ -86,20 +103,48 @@ impl Keep {
         *turn = turn.wrapping_add(1);
     }
 
-    fn failures(&self, connection: &str, child: &str) -> u32 {
+    /// Addresses or routes have changed. Changes come in crowds, and are looked at together.
+    pub(super) fn network_changed(&mut self, now: Instant) {
+        self.network_at.get_or_insert(now + NETWORK_SETTLES);
+    }
+
+    fn network_is_due(&mut self, now: Instant) -> bool {
+        let due = self.network_at.is_some_and(|at| at <= now);
+        if due {
+            self.network_at = None;
+        }
+        due
+    }
+
+    /// What waits for a way to its peer need not wait any longer.
+    fn wake_unreachable(&mut self, now: Instant) {
+        for (connection, children) in &mut self.attempts {
+            for (child, attempt) in children {
+                if let Some(at) = attempt.at.filter(|at| attempt.unreachable && *at > now) {
+                    let key = (at, connection.clone(), child.clone());
+                    self.due.remove(&key);
+                    self.due.insert((now, key.1, key.2));
+                    attempt.at = Some(now);
+                }
+            }
+        }
+    }
+
+    fn last(&self, connection: &str, child: &str) -> Attempt {
         self.attempts
             .get(connection)
             .and_then(|children| children.get(child))
-            .map_or(0, |attempt| attempt.failures)
+            .copied()
+            .unwrap_or_default()
     }
 
-    fn plan(&mut self, connection: &str, child: &str, at: Instant, failures: u32) {
+    fn plan(&mut self, connection: &str, child: &str, at: Instant, attempt: Attempt) {
         self.succeeded(connection, child);
         let at_key = (at, connection.to_owned(), child.to_owned());
         self.due.insert(at_key);
         let attempt = Attempt {
             at: Some(at),
-            failures,
+            ..attempt
         };
         self.attempts
             .entry(connection.to_owned())
@@ -123,19 +168,6 @@ impl Keep {
     }
 }
 
-/// A trap whose addresses are still being found.
-#[derive(Clone, Debug)]
-pub(super) struct TrapJob {
-    conn: ConnectionRef,
-    index: usize,
-    remote: Option<IpAddr>,
-}
-
-/// Whether a child is negotiated at all, rather than a shunt.
-pub(super) fn is_negotiated(child: &Child) -> bool {
-    !matches!(child.mode, ChildMode::Pass | ChildMode::Drop)
-}
-
 impl Endpoint {
     /// Plans another attempt to bring up a child.
     pub(super) fn plan_restart(
@@ -144,7 +176,7 @@ impl Endpoint {
         connection: &str,
         child: &str,
         after: Duration,
-        failed: bool,
+        cause: Cause,
     ) {
         if self.stopping {
             return;
@@ -159,15 +191,15 @@ impl Endpoint {
         {
             return;
         }
-        let failures = self.keep.failures(connection, child) + u32::from(failed);
-        if failed && conn.keyingtries != 0 && failures >= conn.keyingtries {
+        let last = self.keep.last(connection, child);
+        let failures = last.failures + u32::from(cause != Cause::Lost);
+        let tries = last.tries + u32::from(cause == Cause::Failed);
+        if cause == Cause::Failed && conn.keyingtries != 0 && tries >= conn.keyingtries {
             self.keep.forget(connection, Some(child));
             self.env.log(
                 LogGroup::Ike,
                 0,
-                format!(
-                    "giving up on {connection}/{child} after {failures} attempts (keyingtries)"
-                ),
+                format!("giving up on {connection}/{child} after {tries} attempts (keyingtries)"),
             );
             return;
         }
@@ -191,12 +223,22 @@ impl Endpoint {
                 ),
             );
         }
+        let attempt = Attempt {
+            at: None,
+            failures,
+            tries,
+            unreachable: cause == Cause::Unreachable,
+        };
         self.keep
-            .plan(connection, child, now.instant + wait, failures);
+            .plan(connection, child, now.instant + wait, attempt);
     }
 
     /// Makes the attempts that are due.
     pub(super) fn serve_keep(&mut self, now: Now) {
+        if self.keep.network_is_due(now.instant) {
+            self.review_traps(now);
+            self.keep.wake_unreachable(now.instant);
+        }
         while let Some((connection, child)) = self.keep.take_due(now.instant) {
             self.bring_up(now, &connection, &child);
         }
@@ -219,191 +261,6 @@ impl Endpoint {
         match self.start(now, &conn, Some(child)) {
             Started::On(_) => {}
             Started::Already | Started::Refused => self.keep.succeeded(connection, child),
-        }
-    }
-
-    /// Installs the trap of a child, once its addresses are known.
-    pub(super) fn install_trap(&mut self, conn: &ConnectionRef, index: usize) {
-        let Some(child) = conn.children.get(index) else {
-            return;
-        };
-        if self.env.policies.trap_of(&conn.name, &child.name).is_some() {
-            return;
-        }
-        let remote = conn.remote_addrs.iter().find_map(|host| match host {
-            HostSpec::Addr(addr) => Some(Ok(*addr)),
-            HostSpec::Name(name) => Some(Err(name.clone())),
-            _ => None,
-        });
-        let job = TrapJob {
-            conn: conn.clone(),
-            index,
-            remote: None,
-        };
-        match remote {
-            _ if !is_negotiated(child) => self.install_shunt(conn, index),
-            Some(Ok(addr)) => self.trap_resolved(job, &[addr]),
-            Some(Err(name)) => {
-                let token = self.env.new_token();
-                self.env.actions.push_back(Action::Resolve(token, name));
-                self.await_trap(token, job);
-            }
-            None => self.env.log(
-                LogGroup::Cfg,
-                0,
-                format!(
-                    "trap for {}/{} is not installed: the peer's address is unknown",
-                    conn.name, child.name
-                ),
-            ),
-        }
-    }
-
-    fn await_trap(&mut self, token: Token, job: TrapJob) {
-        self.traps.insert(token, job);
-    }
-
-    pub(super) fn trap_resolved(&mut self, mut job: TrapJob, addrs: &[IpAddr]) {
-        let Some(&remote) = addrs.first() else {
-            self.env.log(
-                LogGroup::Cfg,
-                0,
-                format!(
-                    "trap for {} is not installed: the peer's name has no address",
-                    job.conn.name
-                ),
-            );
-            return;
-        };
-        job.remote = Some(remote);
-        let own = job.conn.local_addrs.iter().find_map(|host| match host {
-            HostSpec::Addr(own) if own.is_ipv4() == remote.is_ipv4() => Some(*own),
-            _ => None,
-        });
-        match own {
-            Some(own) => self.trap_sourced(job, Some(own)),
-            None => {
-                let token = self.env.new_token();
-                self.env.actions.push_back(Action::Source(token, remote));
-                self.await_trap(token, job);
-            }
-        }
-    }
-
-    pub(super) fn trap_sourced(&mut self, job: TrapJob, source: Option<IpAddr>) {
-        let current = super::connections::is_current(&self.env.connections, &job.conn);
-        let (Some(child), Some(remote), true) =
-            (job.conn.children.get(job.index), job.remote, current)
-        else {
-            return;
-        };
-        let local = match (source, remote) {
-            (Some(source), _) => source,
-            (None, IpAddr::V4(_)) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            (None, IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
-        let mode = match child.mode {
-            ChildMode::Ipsec(mode) => mode,
-            ChildMode::TransportProxy => swanherd_ipsec::plane::Mode::Transport,
-            ChildMode::Pass | ChildMode::Drop => return,
-        };
-        let group = self
-            .env
-            .policies
-            .trap(&job.conn.name, &child.name, child.reqid);
-        let group = match group {
-            Ok(group) => group,
-            Err(taken) => {
-                let text = format!(
-                    "trap for {}/{} is not installed: {taken}",
-                    job.conn.name, child.name
-                );
-                self.env.log(LogGroup::Cfg, 0, text);
-                return;
-            }
-        };
-        let action = PolicyAction::Protect {
-            mode,
-            local,
-            remote,
-            reqid: group.reqid,
-            spi: 0,
-        };
-        let (conn, index) = (job.conn.clone(), job.index);
-        self.install_set(&conn, index, group, action, local, remote);
-    }
-
-    /// A child with mode `pass` or `drop` is nothing but policies.
-    fn install_shunt(&mut self, conn: &ConnectionRef, index: usize) {
-        let Some(child) = conn.children.get(index) else {
-            return;
-        };
-        let action = match child.mode {
-            ChildMode::Pass => PolicyAction::Bypass,
-            ChildMode::Drop => PolicyAction::Discard,
-            _ => return,
-        };
-        let group = self.env.policies.shunt(&conn.name, &child.name);
-        let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        self.install_set(conn, index, group, action, any, any);
-    }
-
-    fn install_set(
-        &mut self,
-        conn: &ConnectionRef,
-        index: usize,
-        group: Group,
-        action: PolicyAction,
-        local: IpAddr,
-        remote: IpAddr,
-    ) {
-        let Some(child) = conn.children.get(index) else {
-            return;
-        };
-        let inherited = unique::connection_if_id(&mut self.env, conn);
-        let tags = unique::tags(&mut self.env, child, inherited, group.set);
-        let (if_id_in, if_id_out) = tags.if_id;
-        let trap = matches!(action, PolicyAction::Protect { .. });
-        let set = PolicySet {
-            id: group.set,
-            owner: format!("{}/{}", conn.name, child.name),
-            local: narrow::resolve(&child.local_ts, local),
-            remote: narrow::resolve(&child.remote_ts, remote),
-            action,
-            priority: (child.priority != 0).then_some(child.priority),
-            mark_in: tags.mark_in,
-            mark_out: tags.mark_out,
-            if_id_in,
-            if_id_out,
-            routes: if_id_out == 0 && trap,
-            trap,
-            fwd_out: child.policies_fwd_out,
-            offload: child.hw_offload,
-        };
-        let line = format!(
-            "{} policies for {}/{}: {} === {}",
-            if trap { "trap" } else { "shunt" },
-            conn.name,
-            child.name,
-            narrow::describe(&set.local),
-            narrow::describe(&set.remote)
-        );
-        self.env.log(LogGroup::Cfg, 1, line);
-        self.env.plane_forget(Op::InstallPolicies(Box::new(set)));
-    }
-
-    /// Removes the trap of a child.
-    pub(super) fn remove_trap(&mut self, connection: &str, child: &str) {
-        if let Some(op) = self.env.policies.untrap(connection, child) {
-            self.env.plane_forget(op);
-        }
-    }
-
-    /// Removes all traps.
-    pub(super) fn remove_traps(&mut self) {
-        self.traps.clear();
-        for op in self.env.policies.untrap_all() {
-            self.env.plane_forget(op);
         }
     }
 }

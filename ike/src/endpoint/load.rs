@@ -4,7 +4,7 @@
 use swanherd_config::model::{Child, Connection};
 
 use super::Endpoint;
-use super::keep::is_negotiated;
+use super::traps::is_negotiated;
 use crate::api::{ConnectionRef, IkeSaId, LogGroup, Now};
 use crate::sa::Task;
 
@@ -102,13 +102,13 @@ impl Endpoint {
             return;
         };
         if child.start_action.trap {
-            self.install_trap(conn, index);
+            self.install_trap(now, conn, index);
         }
         if child.start_action.start {
             if is_negotiated(child) {
                 self.bring_up(now, &conn.name, &child.name);
             } else {
-                self.install_trap(conn, index);
+                self.install_trap(now, conn, index);
             }
         }
     }
@@ -126,7 +126,7 @@ impl Endpoint {
                     return;
                 }
                 sa.queue.retain(|task| match task {
-                    Task::CreateChild { conn, index } => conn
+                    Task::CreateChild { conn, index, .. } => conn
                         .children
                         .get(*index)
                         .is_none_or(|queued| queued.name != child.name),

@@ -14,6 +14,7 @@
 //! What an IKE SA wants of the endpoint (take over a rekeyed SA, run a uniqueness policy, bring a
 //! child up again) it leaves there as a request, which is served before the call returns.
 
+mod acquire;
 mod command;
 pub(crate) mod connections;
 mod farewell;
@@ -21,11 +22,12 @@ mod farewell;
 mod fuzzing;
 pub(crate) mod half_open;
 mod inbound;
-mod keep;
+pub(crate) mod keep;
 mod load;
 mod requests;
 #[cfg(test)]
 mod tests;
+mod traps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -36,7 +38,8 @@ use swanherd_ipsec::plane::PlaneEvent;
 
 use self::command::Waiter;
 use self::farewell::Farewells;
-use self::keep::{Keep, TrapJob};
+use self::keep::Keep;
+use self::traps::Traps;
 use crate::api::{
     Action, ChildSaId, CommandId, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, LogGroup,
     Now, PlaneAnswer, Selector, Settings, Token,
@@ -73,7 +76,9 @@ pub struct Endpoint {
     touched: BTreeSet<IkeSaId>,
     waiters: BTreeMap<CommandId, Waiter>,
     keep: Keep,
-    traps: BTreeMap<Token, TrapJob>,
+    traps: Traps,
+    /// When an attempt to set up an SA of a connection last failed.
+    failures: BTreeMap<String, Instant>,
     strangers: Strangers,
     farewells: Farewells,
     stopping: bool,
@@ -103,7 +108,8 @@ impl Endpoint {
             touched: BTreeSet::new(),
             waiters: BTreeMap::new(),
             keep: Keep::default(),
-            traps: BTreeMap::new(),
+            traps: Traps::default(),
+            failures: BTreeMap::new(),
             strangers: Strangers::default(),
             farewells: Farewells::default(),
             stopping: false,
@@ -113,7 +119,10 @@ impl Endpoint {
     /// When [`Self::handle_timeout`] is to be called at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let sa = self.deadlines.first().map(|(at, _)| *at);
-        [sa, self.keep.next()].into_iter().flatten().min()
+        [sa, self.keep.next(), self.traps.next()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// One IKE SA.
@@ -186,6 +195,7 @@ impl Endpoint {
             self.settle(now);
         }
         self.serve_keep(now);
+        self.serve_traps(now);
         self.settle(now);
     }
 
@@ -206,8 +216,8 @@ impl Endpoint {
 
     /// A name has been resolved; no address means that it has none.
     pub fn handle_resolved(&mut self, now: Now, token: Token, addrs: Vec<IpAddr>) {
-        if let Some(job) = self.traps.remove(&token) {
-            self.trap_resolved(job, &addrs);
+        if self.traps.awaits(token) {
+            self.trap_answer_resolved(now, token, &addrs);
             self.settle(now);
             return;
         }
@@ -224,8 +234,8 @@ impl Endpoint {
 
     /// The source address has been found, or there is no route.
     pub fn handle_source(&mut self, now: Now, token: Token, source: Option<IpAddr>) {
-        if let Some(job) = self.traps.remove(&token) {
-            self.trap_sourced(job, source);
+        if self.traps.awaits(token) {
+            self.trap_answer_sourced(now, token, source);
             self.settle(now);
             return;
         }
@@ -237,18 +247,11 @@ impl Endpoint {
     /// The data plane reports something on its own.
     pub fn handle_plane_event(&mut self, now: Now, event: PlaneEvent) {
         match event {
-            PlaneEvent::Acquire { reqid, .. } => {
-                if let Some((connection, child)) = self.env.policies.owner(reqid) {
-                    self.env.log(
-                        LogGroup::Knl,
-                        1,
-                        format!(
-                            "traffic for {connection}/{child} (reqid {reqid}) wants a CHILD_SA"
-                        ),
-                    );
-                    self.bring_up(now, &connection, &child);
-                }
-            }
+            PlaneEvent::Acquire {
+                reqid,
+                local,
+                remote,
+            } => self.acquired(now, reqid, local, remote),
             PlaneEvent::Expire { id, hard } => {
                 if let Some(&(ike, child)) = self.env.by_sa.get(&id) {
                     self.with(ike, |sa, env| {
@@ -266,7 +269,7 @@ impl Endpoint {
                     self.with(ike, |sa, env| sa.mapping_changed(env, now, remote));
                 }
             }
-            PlaneEvent::NetworkChanged => {}
+            PlaneEvent::NetworkChanged => self.keep.network_changed(now.instant),
         }
         self.settle(now);
     }
@@ -440,6 +443,12 @@ impl Endpoint {
                 self.env.by_identities.remove(&key);
             }
         }
+        if !sa.announced
+            && sa.initiator
+            && let Some(conn) = &sa.conn
+        {
+            self.note_failure(now.instant, &conn.name);
+        }
         if let Some(old) = sa.supersedes {
             self.with(old, |sa, env| sa.retry_reauth(env, now));
         }
@@ -453,8 +462,9 @@ impl Endpoint {
         }
     }
 
-    /// The IKE SA that a child of `connection` would be negotiated over.
-    fn usable_sa(&self, connection: &str) -> Option<IkeSaId> {
+    /// The IKE SA that a child of `connection` would be negotiated over, with `peer` if the
+    /// connection leaves that open.
+    fn usable_sa(&self, connection: &str, peer: Option<IpAddr>) -> Option<IkeSaId> {
         if !self.env.settings.reuse_ikesa {
             return None;
         }
@@ -470,7 +480,7 @@ impl Endpoint {
                         | IkeState::Established
                         | IkeState::Rekeying
                 ) && (sa.initiator || sa.is_established())
-                    && !sa.dead
+                    && acquire::is_with(sa, peer)
                     && !sa.queue.iter().any(|task| matches!(task, Task::DeleteIke))
             })
             .max_by_key(|sa| (sa.is_established(), sa.id))
@@ -527,7 +537,7 @@ fn has_child(sa: &IkeSa, name: &str) -> bool {
 
 fn is_making_child(sa: &IkeSa, name: &str) -> bool {
     let queued = sa.queue.iter().any(|task| match task {
-        Task::CreateChild { conn, index } => conn
+        Task::CreateChild { conn, index, .. } => conn
             .children
             .get(*index)
             .is_some_and(|child| child.name == name),

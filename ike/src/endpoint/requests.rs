@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Endpoint;
+use super::keep::Cause;
 use crate::api::{Event, FailureReason, IkeSaId, LogGroup, Now};
 use crate::sa::Task;
 use crate::sa::env::Request;
@@ -42,25 +43,26 @@ impl Endpoint {
                         | FailureReason::Unsupported
                 );
                 self.is_failed(ike, &child, ours.then_some(&*text));
+                self.note_failure(now.instant, &connection);
                 let keep = self.env.connections.get(&connection).is_some_and(|conn| {
                     conn.children
                         .iter()
                         .any(|c| c.name == child && c.start_action.start)
                 });
                 if keep && reason != FailureReason::LocalDeleted {
-                    self.plan_restart(now, &connection, &child, Duration::ZERO, true);
+                    self.plan_restart(now, &connection, &child, Duration::ZERO, Cause::Failed);
                 }
             }
             Request::Restart {
                 connection,
                 child,
                 after,
-                failed,
+                cause,
             } => {
-                if failed {
+                if cause != Cause::Lost {
                     self.keep.turn(&connection);
                 }
-                self.plan_restart(now, &connection, &child, after, failed);
+                self.plan_restart(now, &connection, &child, after, cause);
             }
             Request::Trap { connection, child } => {
                 let found = self.env.connections.get(&connection).and_then(|conn| {
@@ -68,7 +70,7 @@ impl Endpoint {
                     Some((conn.clone(), index))
                 });
                 if let Some((conn, index)) = found {
-                    self.install_trap(&conn, index);
+                    self.install_trap(now, &conn, index);
                 }
             }
             Request::ReplaceOthers {
@@ -172,14 +174,15 @@ impl Endpoint {
             format!("reauthenticating IKE_SA {}[{old}]", conn.name),
         );
         if self.env.settings.make_before_break {
-            self.initiate(now, &conn, &children, Some(old));
+            let tasks = super::command::tasks(&conn, children);
+            self.initiate(now, &conn, tasks, Some(old), None);
             return;
         }
         self.with(old, |sa, env| {
             sa.delete_at_once(env, now, Duration::from_secs(15));
         });
         for name in names {
-            self.plan_restart(now, &conn.name, &name, Duration::from_secs(1), false);
+            self.plan_restart(now, &conn.name, &name, Duration::from_secs(1), Cause::Lost);
         }
     }
 }

@@ -11,11 +11,11 @@ use swanherd_ipsec::plane::{
 };
 use swanherd_ipsec::proposal::ChildSuite;
 
-use super::IkeSa;
 use super::child_offer::ChildFailure;
 use super::env::{Env, Slot};
 use super::policies::{Group, Traffic};
 use super::unique::{self, Tags};
+use super::{IkeSa, Packet};
 use crate::api::{ChildSaId, ChildSaInfo, ChildState, ConnectionRef, FailureReason, Token};
 use crate::wire::NotifyType;
 
@@ -32,6 +32,8 @@ pub(crate) struct ChildSa {
     pub(crate) state: ChildState,
     pub(crate) group: Group,
     pub(crate) mode: Mode,
+    /// The packet that asked for it.
+    pub(crate) packet: Option<Packet>,
     pub(crate) local: IpAddr,
     pub(crate) remote: IpAddr,
     pub(crate) encap: Option<(u16, u16)>,
@@ -294,6 +296,7 @@ impl IkeSa {
             state: ChildState::Created,
             group,
             mode,
+            packet: None,
             local: self.local.ip(),
             remote: self.remote.ip(),
             encap: None,
@@ -358,6 +361,11 @@ impl IkeSa {
     fn if_id(&mut self, conn: &ConnectionRef, env: &mut Env) -> (u32, u32) {
         if let Some(ids) = self.if_id {
             return ids;
+        }
+        // What this side initiates is what its traps stand for.
+        if let Some(ids) = env.trap_if_ids.get(&conn.name).filter(|_| self.initiator) {
+            self.if_id = Some(*ids);
+            return *ids;
         }
         let ids = unique::connection_if_id(env, conn);
         self.if_id = Some(ids);

@@ -106,7 +106,12 @@ pub(crate) struct Selected {
 
 impl IkeSa {
     /// What this side offers for a child that has its SPI: SA, TSi, TSr and notifies.
-    pub(crate) fn offer_child(&mut self, id: ChildSaId, proposals: &[Proposal]) -> Vec<Payload> {
+    pub(crate) fn offer_child(
+        &mut self,
+        env: &mut Env,
+        id: ChildSaId,
+        proposals: &[Proposal],
+    ) -> Vec<Payload> {
         let (local, remote) = (self.local.ip(), self.remote.ip());
         let old_ts = self
             .children
@@ -125,6 +130,17 @@ impl IkeSa {
                 narrow::resolve(&cfg.remote_ts, remote),
             )
         });
+        // What asks for the SA goes first (RFC 7296 section 2.9), if the configuration has it.
+        let (mut local_ts, mut remote_ts) = (local_ts, remote_ts);
+        if let Some((local, remote)) = child.packet
+            && narrow::covers(&local_ts, &[local])
+            && narrow::covers(&remote_ts, &[remote])
+        {
+            for (selectors, first) in [(&mut local_ts, local), (&mut remote_ts, remote)] {
+                selectors.retain(|selector| *selector != first);
+                selectors.insert(0, first);
+            }
+        }
         child.local_ts.clone_from(&local_ts);
         child.remote_ts.clone_from(&remote_ts);
         let spi = child.spi_in.to_be_bytes().to_vec();
@@ -144,6 +160,16 @@ impl IkeSa {
                 })
                 .collect(),
         }));
+        self.log(
+            env,
+            LogGroup::Chd,
+            2,
+            format!(
+                "offering TS {} === {}",
+                narrow::describe(&local_ts),
+                narrow::describe(&remote_ts)
+            ),
+        );
         payloads.push(Payload::TsI(TsPayload(local_ts)));
         payloads.push(Payload::TsR(TsPayload(remote_ts)));
         payloads
@@ -204,7 +230,8 @@ impl IkeSa {
                 "the peer's traffic selectors are outside of those offered",
             ));
         }
-        let narrowed = local_ts != child.local_ts || remote_ts != child.remote_ts;
+        let narrowed = !narrow::covers(&local_ts, &child.local_ts)
+            || !narrow::covers(&remote_ts, &child.remote_ts);
         if child.mode == Mode::Transport && !answer.transport {
             child.mode = Mode::Tunnel;
         }
@@ -263,8 +290,17 @@ impl IkeSa {
             }
             let whole = narrow::covers(&local_ts, &theirs_local)
                 && narrow::covers(&remote_ts, &theirs_remote);
+            // The first selectors may be those of the packet that asks for the SA, which has to
+            // be able to carry it (RFC 7296 section 2.9).
+            let first = |offered: &[TrafficSelector], agreed: &[TrafficSelector]| {
+                offered
+                    .first()
+                    .is_none_or(|first| narrow::covers(agreed, &[*first]))
+            };
+            let misses = !first(&theirs_local, &local_ts) || !first(&theirs_remote, &remote_ts);
             fitting.push(Fitting {
                 narrowed: !whole,
+                misses,
                 index,
                 local_ts,
                 remote_ts,
@@ -287,7 +323,7 @@ impl IkeSa {
                 ),
             ));
         }
-        fitting.sort_by_key(|fit| (fit.narrowed, fit.index));
+        fitting.sort_by_key(|fit| (fit.narrowed, fit.misses, fit.index));
         let theirs: Vec<Proposal> = sa.proposals.iter().map(|p| p.proposal.clone()).collect();
         for fit in fitting {
             let Some(child) = conn.children.get(fit.index) else {
@@ -426,6 +462,8 @@ pub(crate) fn usable_ike_proposals(env: &Env, proposals: &[Proposal]) -> Vec<Pro
 struct Fitting {
     /// Less than the peer wants.
     narrowed: bool,
+    /// Without what the peer wants first.
+    misses: bool,
     index: usize,
     local_ts: Vec<TrafficSelector>,
     remote_ts: Vec<TrafficSelector>,

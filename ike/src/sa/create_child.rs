@@ -14,7 +14,7 @@ use super::env::{Env, Request, Slot};
 use super::initiator::{NONCE_LEN, plane_failure, spi_failure};
 use super::install::{Installing, Outbound};
 use super::proposal::KeyExchangeRule;
-use super::{Active, Answer, IkeSa, Task};
+use super::{Active, Answer, IkeSa, Packet, Task, narrow};
 use crate::api::{
     ChildSaId, ChildState, ConnectionRef, Event, FailureReason, LogGroup, Now, Token,
 };
@@ -126,14 +126,19 @@ impl IkeSa {
         now: Now,
         conn: &ConnectionRef,
         index: usize,
+        packet: Option<Packet>,
     ) {
         let Some(cfg) = conn.children.get(index) else {
             return;
         };
-        let twin = self
-            .children
-            .values()
-            .find(|child| child.cfg().name == cfg.name && child.is_live());
+        let twin = self.children.values().find(|child| {
+            child.cfg().name == cfg.name
+                && child.is_live()
+                && packet.is_none_or(|(local, remote)| {
+                    narrow::covers(&child.local_ts, &[local])
+                        && narrow::covers(&child.remote_ts, &[remote])
+                })
+        });
         if twin.is_some() {
             let child = cfg.name.clone();
             self.log(
@@ -155,7 +160,7 @@ impl IkeSa {
             0,
             format!("establishing CHILD_SA {}", cfg.name),
         );
-        self.negotiate(env, now, conn.clone(), index, None);
+        self.negotiate(env, now, conn.clone(), index, None, packet);
     }
 
     /// Replaces a child.
@@ -185,7 +190,7 @@ impl IkeSa {
             1,
             format!("rekeying CHILD_SA {name}{{{id}}}"),
         );
-        self.negotiate(env, now, conn, index, Some(id));
+        self.negotiate(env, now, conn, index, Some(id), None);
         self.changed(env);
     }
 
@@ -196,6 +201,7 @@ impl IkeSa {
         conn: ConnectionRef,
         index: usize,
         rekeys: Option<ChildSaId>,
+        packet: Option<Packet>,
     ) {
         let Some(cfg) = conn.children.get(index) else {
             return;
@@ -208,6 +214,9 @@ impl IkeSa {
                 return;
             }
         };
+        if let Some(child) = self.children.get_mut(&child) {
+            child.packet = packet;
+        }
         if proposals.is_empty() {
             let failure = ChildFailure::new(
                 FailureReason::Unsupported,
@@ -275,7 +284,7 @@ impl IkeSa {
                 }
             }
         }
-        let offer = self.offer_child(negotiation.child, &negotiation.proposals);
+        let offer = self.offer_child(env, negotiation.child, &negotiation.proposals);
         for payload in offer {
             let is_sa = matches!(payload, Payload::Sa(_));
             payloads.push(payload);
@@ -443,7 +452,11 @@ impl IkeSa {
                     "the peer does not have the CHILD_SA any more, a new one is made",
                 );
                 self.close_child(env, old);
-                self.enqueue(Task::CreateChild { conn, index });
+                self.enqueue(Task::CreateChild {
+                    conn,
+                    index,
+                    packet: None,
+                });
                 return;
             }
             (NotifyType::TsUnacceptable, Some(old)) => {
@@ -480,8 +493,13 @@ impl IkeSa {
                 self.arm_children(now);
             }
             None => {
-                if let Some((conn, index)) = self.retry_of.take() {
-                    self.delay(now, wait, Task::CreateChild { conn, index });
+                if let Some((conn, index, packet)) = self.retry_of.take() {
+                    let task = Task::CreateChild {
+                        conn,
+                        index,
+                        packet,
+                    };
+                    self.delay(now, wait, task);
                 }
             }
         }
@@ -709,7 +727,7 @@ impl IkeSa {
             if negotiation.rekeys.is_none()
                 && let Some(child) = self.children.get(&negotiation.child)
             {
-                self.retry_of = Some((child.conn.clone(), child.index));
+                self.retry_of = Some((child.conn.clone(), child.index, child.packet));
             }
             self.request_child(env, now, negotiation, pair);
         }

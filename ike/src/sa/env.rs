@@ -20,6 +20,7 @@ use crate::credentials::Credentials;
 use crate::crypto::{Provider, Rng};
 use crate::endpoint::connections::Connections;
 use crate::endpoint::half_open::HalfOpen;
+use crate::endpoint::keep::Cause;
 
 /// Which of the two things that an IKE SA may be doing waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +99,8 @@ pub(crate) enum Request {
         child: String,
         /// Not before.
         after: Duration,
-        /// Because an attempt to bring it up failed, rather than because it was lost.
-        failed: bool,
+        /// Why.
+        cause: Cause,
     },
     /// Install the trap of a child after a loss.
     Trap {
@@ -138,6 +139,8 @@ pub(crate) struct Env {
     pub(crate) requests: VecDeque<Request>,
     pub(crate) connections: Connections,
     pub(crate) policies: PolicyBook,
+    /// Interface ids of connections, drawn for their traps.
+    pub(crate) trap_if_ids: BTreeMap<String, (u32, u32)>,
     pub(crate) half_open: HalfOpen,
     /// Own SPIs.
     pub(crate) spis: BTreeMap<u64, IkeSaId>,
@@ -166,6 +169,7 @@ impl Env {
             requests: VecDeque::new(),
             connections: Connections::default(),
             policies,
+            trap_if_ids: BTreeMap::new(),
             half_open,
             spis: BTreeMap::new(),
             by_sa: BTreeMap::new(),

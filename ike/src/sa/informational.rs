@@ -10,6 +10,7 @@ use super::lifecycle::DELETE_LIMIT;
 use super::timers::Timer;
 use super::{Active, IkeSa};
 use crate::api::{ChildSaId, ChildState, FailureReason, IkeState, LogGroup, Now};
+use crate::endpoint::keep::Cause;
 use crate::wire::{DeletePayload, ExchangeType, NotifyType, Payload};
 
 impl IkeSa {
@@ -123,7 +124,7 @@ impl IkeSa {
                 connection: conn.clone(),
                 child: name.clone(),
                 after: Duration::ZERO,
-                failed: false,
+                cause: Cause::Lost,
             });
         }
         if close.trap {
@@ -193,7 +194,7 @@ impl IkeSa {
                 connection: conn.name.clone(),
                 child: cfg.name.clone(),
                 after: Duration::ZERO,
-                failed: false,
+                cause: Cause::Lost,
             });
         }
         if actions.iter().any(|action| action.trap) {

@@ -130,21 +130,18 @@ pub(crate) struct AuthWait {
 }
 
 impl IkeSa {
-    /// Starts to set up the IKE SA of `conn` with these of its children.
+    /// Starts to set up the IKE SA of `conn`, and then does `tasks`.
     pub(crate) fn initiate(
         &mut self,
         env: &mut Env,
         now: Now,
         conn: &ConnectionRef,
-        children: &[usize],
+        tasks: Vec<Task>,
     ) {
         self.conn = Some(conn.clone());
         self.state = IkeState::Connecting;
-        for index in children {
-            self.enqueue(Task::CreateChild {
-                conn: conn.clone(),
-                index: *index,
-            });
+        for task in tasks {
+            self.enqueue(task);
         }
         let unsupported = if conn.version == IkeVersion::V1 {
             Some("IKEv1 is not supported".to_owned())
@@ -168,6 +165,10 @@ impl IkeSa {
         }
         if let Some(pattern) = auth::remote_round(conn).and_then(|round| round.id.as_ref()) {
             self.remote_id = pattern.identity().unwrap_or_else(Identity::any);
+        }
+        if let Some(target) = self.target {
+            self.peer_found(env, now, target);
+            return;
         }
         let targets: Vec<&HostSpec> = conn
             .remote_addrs

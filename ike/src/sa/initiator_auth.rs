@@ -44,10 +44,12 @@ impl IkeSa {
             return;
         }
         let first = match self.queue.front() {
-            Some(Task::CreateChild { conn, index })
-                if !(childless_wanted && self.peer.childless) =>
-            {
-                Some((conn.clone(), *index))
+            Some(Task::CreateChild {
+                conn,
+                index,
+                packet,
+            }) if !(childless_wanted && self.peer.childless) => {
+                Some((conn.clone(), *index, *packet))
             }
             _ => None,
         };
@@ -72,10 +74,13 @@ impl IkeSa {
         };
         let mut child = None;
         let mut spi = None;
-        if let Some((conn, index)) = first {
+        if let Some((conn, index, packet)) = first {
             self.queue.pop_front();
             match self.new_child(env, &conn, index, None) {
                 Ok(id) => {
+                    if let Some(made) = self.children.get_mut(&id) {
+                        made.packet = packet;
+                    }
                     child = Some(id);
                     spi = self.alloc_spi(env, id, Slot::Active);
                 }
@@ -134,7 +139,7 @@ impl IkeSa {
                 let usable = usable_child_proposals(env, child.cfg());
                 proposals = proposal::without_key_exchange(&usable);
             }
-            payloads.extend(self.offer_child(id, &proposals));
+            payloads.extend(self.offer_child(env, id, &proposals));
         }
         if self.send_request(env, now, ExchangeType::IkeAuth, &payloads) {
             let wait = Box::new(AuthWait {

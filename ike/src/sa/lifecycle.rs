@@ -9,6 +9,7 @@ use super::{Active, IkeSa, Passive, Task};
 use crate::api::{
     Action, ChildSaId, ChildState, Event, FailureReason, IkeState, LogGroup, Now, Transmit,
 };
+use crate::endpoint::keep::Cause;
 use crate::wire::{ExchangeType, NotifyPayload, NotifyType, Payload};
 
 /// How long a peer has to confirm that an IKE SA is deleted, beyond which nobody waits.
@@ -524,7 +525,11 @@ impl IkeSa {
                     connection: conn.name.clone(),
                     child: cfg.name.clone(),
                     after: Duration::ZERO,
-                    failed: !self.announced,
+                    cause: match reason {
+                        _ if self.announced => Cause::Lost,
+                        FailureReason::Unreachable => Cause::Unreachable,
+                        _ => Cause::Failed,
+                    },
                 });
             }
             if had && action.trap {

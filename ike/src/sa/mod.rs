@@ -59,7 +59,7 @@ use crate::crypto::auth::HashId;
 
 pub(crate) use self::child::ChildSa;
 pub(crate) use self::exchange::Answered;
-pub(crate) use self::tasks::Task;
+pub(crate) use self::tasks::{Packet, Task};
 
 /// An answer to an action.
 #[derive(Debug)]
@@ -153,6 +153,8 @@ pub(crate) struct IkeSa {
     pub(crate) last_outbound: Instant,
     /// Virtual addresses that the peer gave to this side.
     pub(crate) vips: Vec<IpAddr>,
+    /// The peer's address, if the connection leaves that open and a packet named it.
+    pub(crate) target: Option<IpAddr>,
     /// Interface ids of the connection, once drawn.
     pub(crate) if_id: Option<(u32, u32)>,
     /// Whether it counts as half open.
@@ -174,7 +176,7 @@ pub(crate) struct IkeSa {
     /// Whether the world knows that it is up.
     pub(crate) announced: bool,
     /// The child that the request in flight is for, to be tried again if the peer is busy.
-    pub(crate) retry_of: Option<(ConnectionRef, usize)>,
+    pub(crate) retry_of: Option<(ConnectionRef, usize, Option<Packet>)>,
     /// Tasks that wait for a while before they are queued.
     pub(crate) delayed: Vec<(Instant, Task)>,
     /// How many attempts came before, for the choice of the address.
@@ -218,6 +220,7 @@ impl IkeSa {
             last_inbound: now.instant,
             last_outbound: now.instant,
             vips: Vec::new(),
+            target: None,
             if_id: None,
             half_open: false,
             supersedes: None,

@@ -33,13 +33,21 @@ pub(crate) fn resolve(specs: &[SelectorSpec], host: IpAddr) -> Vec<TrafficSelect
                 protocol,
                 start_port,
                 end_port,
-                start: host,
-                end: host,
+                ..any_or(host)
             },
         };
         push_unless_covered(&mut out, ts);
     }
     out
+}
+
+/// A host, or every host of the family if it is not known which.
+fn any_or(host: IpAddr) -> TrafficSelector {
+    match host {
+        IpAddr::V4(addr) if addr.is_unspecified() => TrafficSelector::any_v4(),
+        IpAddr::V6(addr) if addr.is_unspecified() => TrafficSelector::any_v6(),
+        host => TrafficSelector::host(host),
+    }
 }
 
 /// What both sides select, in the order of `ours`, without selectors that another one covers.

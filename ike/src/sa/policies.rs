@@ -297,12 +297,6 @@ impl PolicyBook {
         group
     }
 
-    /// The group of a trap or shunt that is installed.
-    pub(crate) fn trap_of(&self, connection: &str, child: &str) -> Option<Group> {
-        let name = (connection.to_owned(), child.to_owned());
-        self.traps.get(&name).map(|trap| trap.group)
-    }
-
     /// Forgets a trap; returns the operation that removes it.
     pub(crate) fn untrap(&mut self, connection: &str, child: &str) -> Option<Op> {
         let name = (connection.to_owned(), child.to_owned());
@@ -310,15 +304,6 @@ impl PolicyBook {
         self.trap_sets.remove(&trap.group.set);
         self.reqids.untrap(trap.group.reqid);
         Some(Op::RemovePolicies(trap.group.set))
-    }
-
-    /// Forgets all traps; returns the operations that remove them.
-    pub(crate) fn untrap_all(&mut self) -> Vec<Op> {
-        let names: Vec<Name> = self.traps.keys().cloned().collect();
-        names
-            .iter()
-            .filter_map(|(connection, child)| self.untrap(connection, child))
-            .collect()
     }
 
     /// The connection and child that a request id belongs to.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use swanherd_ipsec::ProtocolId;
+use swanherd_ipsec::{ProtocolId, TrafficSelector};
 
 use super::env::{Env, Request};
 use super::timers::Timer;
@@ -15,6 +15,9 @@ use crate::wire::{DeletePayload, ExchangeType, Payload};
 /// can pile up.
 const MAX_QUEUE: usize = 1024;
 
+/// The selectors of a packet: of this side and of the peer's.
+pub(crate) type Packet = (TrafficSelector, TrafficSelector);
+
 /// Something to do.
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
@@ -24,6 +27,8 @@ pub(crate) enum Task {
         conn: ConnectionRef,
         /// Place in its children.
         index: usize,
+        /// The packet that asks for it.
+        packet: Option<Packet>,
     },
     /// Replace a child.
     RekeyChild(ChildSaId),
@@ -66,10 +71,11 @@ impl Task {
     fn same(&self, other: &Self) -> bool {
         match (self, other) {
             (
-                Self::CreateChild { conn, index },
+                Self::CreateChild { conn, index, .. },
                 Self::CreateChild {
                     conn: other,
                     index: i,
+                    ..
                 },
             ) => conn.name == other.name && index == i,
             (Self::RekeyChild(a), Self::RekeyChild(b)) => a == b,
@@ -140,7 +146,11 @@ impl IkeSa {
                 return;
             };
             match task {
-                Task::CreateChild { conn, index } => self.start_child(env, now, &conn, index),
+                Task::CreateChild {
+                    conn,
+                    index,
+                    packet,
+                } => self.start_child(env, now, &conn, index, packet),
                 Task::RekeyChild(id) => self.start_child_rekey(env, now, id),
                 Task::DeleteChild(id) => self.start_child_delete(env, now, id),
                 Task::DeleteSpi(spi) => {

@@ -20,6 +20,12 @@ pub(crate) fn connection_if_id(env: &mut Env, conn: &Connection) -> (u32, u32) {
     if_id(env, conn.if_id_in, conn.if_id_out, (0, 0), &mut drawn)
 }
 
+/// Whether an interface id of a connection is drawn.
+pub(crate) fn draws_if_id(conn: &Connection) -> bool {
+    let drawn = |id| matches!(id, IfId::Unique | IfId::UniqueDir);
+    drawn(conn.if_id_in) || drawn(conn.if_id_out)
+}
+
 /// Marks and interface ids of a child of the policy set `set`. What is drawn for it, or was, is the
 /// same as long as the set has an owner. `inherited` are the interface ids of the connection.
 pub(crate) fn tags(env: &mut Env, child: &Child, inherited: (u32, u32), set: u32) -> Tags {

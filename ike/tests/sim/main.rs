@@ -23,3 +23,4 @@ mod lifecycle;
 mod loss;
 mod nat;
 mod rekey;
+mod traps;

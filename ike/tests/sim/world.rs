@@ -49,6 +49,8 @@ enum Happening {
 pub(crate) struct Host {
     pub(crate) name: &'static str,
     pub(crate) addr: IpAddr,
+    /// What the host's routing names as source towards any peer.
+    pub(crate) source: Option<IpAddr>,
     pub(crate) endpoint: Endpoint,
     pub(crate) plane: FakePlane,
     /// Everything told, with the time.
@@ -180,6 +182,7 @@ impl World {
         self.hosts.push(Host {
             name,
             addr: addr.parse().unwrap(),
+            source: Some(addr.parse().unwrap()),
             endpoint: Endpoint::new(settings, crypto, seed),
             plane: FakePlane::new(first_spi),
             events: Vec::new(),
@@ -460,7 +463,7 @@ impl World {
                     self.schedule(due, Happening::Resolved(host, token, addrs));
                 }
                 Action::Source(token, _) => {
-                    let addr = Some(self.hosts[host].addr);
+                    let addr = self.hosts[host].source;
                     self.schedule(now, Happening::Source(host, token, addr));
                 }
                 Action::Event(event) => {
