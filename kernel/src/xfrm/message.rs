@@ -122,7 +122,8 @@ pub(super) fn install_sa(
     // Without a direction, the kernel ignores what does not apply.
     let (may_out, may_in) = (!options.sa_dir || outbound, !options.sa_dir || !outbound);
     let mut flags = 0;
-    if entry.mode != Mode::Transport {
+    // In the other modes an SA carries packets of the family of its selector alone.
+    if entry.mode == Mode::Tunnel {
         flags |= XFRM_STATE_AF_UNSPEC;
     }
     for (wanted, flag) in [

@@ -42,6 +42,8 @@ fn load_modules() {
         "xfrm_user",
         "esp4",
         "esp6",
+        "esp4_offload",
+        "esp6_offload",
         "authenc",
         "seqiv",
         "echainiv",

@@ -1,204 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The XFRM plane on a kernel that has ESP: two hosts in namespaces, traffic through the tunnel.
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+//! What the tunnels carry, and what the kernel tells of them.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use swanherd_ipsec::plane::{
-    Direction, HwOffload, Lifetime, Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet,
-    SaEntry, SaId, SaKeys, UdpEncap,
-};
+use swanherd_ipsec::TrafficSelector;
+use swanherd_ipsec::plane::{Direction, Mode, Op, PlaneEvent, PolicyAction, SaId, UdpEncap};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
-use swanherd_ipsec::{Secret, TrafficSelector};
 use swanherd_kernel::DataPlane as _;
 use swanherd_kernel::audit::{Difference, Remedy};
-use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
-use tokio::sync::mpsc::Receiver;
+use swanherd_kernel::xfrm::XfrmOptions;
 
-mod common;
-
-use common::{INNER, Lab, OUTER, block_on};
-
-struct Suite {
-    encryption: EncryptionId,
-    key_len: usize,
-    integrity: Option<(IntegrityId, usize)>,
-}
-
-const GCM: Suite = Suite {
-    encryption: EncryptionId::AesGcm16,
-    key_len: 20,
-    integrity: None,
-};
-
-/// Two hosts with a plane each.
-struct Hosts {
-    lab: Lab,
-    planes: [XfrmPlane; 2],
-    events: [Receiver<PlaneEvent>; 2],
-}
-
-impl Hosts {
-    async fn start() -> Self {
-        let lab = Lab::pair();
-        let (a, a_events) = start_plane(&lab, 0, XfrmOptions::default()).await;
-        let (b, b_events) = start_plane(&lab, 1, XfrmOptions::default()).await;
-        Self {
-            lab,
-            planes: [a, b],
-            events: [a_events, b_events],
-        }
-    }
-
-    /// Installs SAs both ways and policies; returns the SAs, towards host 1 first. `adjust` may
-    /// change each SA before it is installed.
-    async fn connect(&self, suite: &Suite, adjust: impl Fn(&mut SaEntry)) -> [SaEntry; 2] {
-        self.connect_with(suite, adjust, |_, _| {}).await
-    }
-
-    /// [`Hosts::connect`]; `adjust_set` may change the policies of each side.
-    async fn connect_with(
-        &self,
-        suite: &Suite,
-        adjust: impl Fn(&mut SaEntry),
-        adjust_set: impl Fn(usize, &mut PolicySet),
-    ) -> [SaEntry; 2] {
-        let spis = [
-            alloc_spi(&self.planes[0], 0).await,
-            alloc_spi(&self.planes[1], 1).await,
-        ];
-        let mut forth = entry(suite, outer(0), outer(1), spis[1]);
-        let mut back = entry(suite, outer(1), outer(0), spis[0]);
-        for (side, plane) in self.planes.iter().enumerate() {
-            for sa in [&forth, &back] {
-                let direction = if sa.dst == outer(side) {
-                    Direction::In
-                } else {
-                    Direction::Out
-                };
-                let mut sa = SaEntry {
-                    direction,
-                    ..sa.clone()
-                };
-                adjust(&mut sa);
-                done(plane.apply(Op::InstallSa(Box::new(sa))).await);
-            }
-            let spi = if side == 0 { forth.spi } else { back.spi };
-            let mut set = policies(side, spi);
-            adjust_set(side, &mut set);
-            done(plane.apply(Op::InstallPolicies(Box::new(set))).await);
-        }
-        adjust(&mut forth);
-        adjust(&mut back);
-        [forth, back]
-    }
-
-    async fn shutdown(&self) {
-        for plane in &self.planes {
-            plane.shutdown().await;
-        }
-    }
-}
-
-async fn start_plane(
-    lab: &Lab,
-    side: usize,
-    options: XfrmOptions,
-) -> (XfrmPlane, Receiver<PlaneEvent>) {
-    lab.within(side, XfrmPlane::start(options)).await.unwrap()
-}
-
-fn outer(side: usize) -> IpAddr {
-    OUTER[side].parse().unwrap()
-}
-
-fn done(outcome: Result<Outcome, swanherd_ipsec::plane::PlaneError>) {
-    assert_eq!(outcome, Ok(Outcome::Done));
-}
-
-async fn alloc_spi(plane: &XfrmPlane, side: usize) -> u32 {
-    let op = Op::AllocSpi {
-        src: outer(1 - side),
-        dst: outer(side),
-        reqid: 1,
-    };
-    match plane.apply(op).await.unwrap() {
-        Outcome::Spi(spi) => spi,
-        Outcome::Done => panic!("an SPI was asked for"),
-    }
-}
-
-fn entry(suite: &Suite, src: IpAddr, dst: IpAddr, spi: u32) -> SaEntry {
-    let last = u8::try_from(spi & 0xff).unwrap();
-    SaEntry {
-        direction: Direction::Out,
-        spi,
-        src,
-        dst,
-        mode: Mode::Tunnel,
-        reqid: 1,
-        keys: SaKeys {
-            encryption: suite.encryption,
-            encryption_key: Secret::new((0..suite.key_len).map(|i| i as u8 ^ last).collect()),
-            integrity: suite
-                .integrity
-                .map(|(id, len)| (id, Secret::new(vec![last; len]))),
-        },
-        esn: false,
-        replay_window: 32,
-        encap: None,
-        lifetime: Lifetime::default(),
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp_out: true,
-        copy_dscp_in: false,
-        offload: HwOffload::No,
-    }
-}
-
-fn policies(side: usize, spi: u32) -> PolicySet {
-    let network = |side: usize| TrafficSelector::network(INNER[side].parse().unwrap(), 24).unwrap();
-    PolicySet {
-        id: 1,
-        owner: "lab/tunnel".to_owned(),
-        local: vec![network(side)],
-        remote: vec![network(1 - side)],
-        action: PolicyAction::Protect {
-            mode: Mode::Tunnel,
-            local: outer(side),
-            remote: outer(1 - side),
-            reqid: 1,
-            spi,
-        },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
-    }
-}
-
-async fn next_event(events: &mut Receiver<PlaneEvent>) -> PlaneEvent {
-    tokio::time::timeout(Duration::from_secs(20), events.recv())
-        .await
-        .expect("an event within 20 s")
-        .expect("the plane is alive")
-}
+use crate::common::{Lab, block_on};
+use crate::hosts::{GCM, Hosts, Suite, done, next_event, outer, policies, start_plane};
 
 #[test]
 fn a_tunnel_carries_traffic_and_leaves_nothing_behind() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let hosts = Hosts::start().await;
         let [forth, back] = hosts.connect(&GCM, |_| {}).await;
@@ -239,9 +56,6 @@ fn a_tunnel_carries_traffic_and_leaves_nothing_behind() {
 
 #[test]
 fn every_suite_of_ours_is_one_of_the_kernels() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     let mac = |id, len| Some((id, len));
     let suites = [
         (EncryptionId::AesGcm16, 36, None),
@@ -293,9 +107,6 @@ fn every_suite_of_ours_is_one_of_the_kernels() {
 
 #[test]
 fn extended_sequence_numbers_with_a_wide_window_carry_traffic() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let hosts = Hosts::start().await;
         hosts
@@ -315,9 +126,6 @@ fn extended_sequence_numbers_with_a_wide_window_carry_traffic() {
 
 #[test]
 fn limits_raise_soft_and_hard_expiries() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let mut hosts = Hosts::start().await;
         let [forth, _] = hosts
@@ -345,9 +153,6 @@ fn limits_raise_soft_and_hard_expiries() {
 
 #[test]
 fn time_limits_raise_expiries() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let mut hosts = Hosts::start().await;
         hosts
@@ -394,9 +199,6 @@ async fn encapsulation_socket(lab: &Lab, side: usize) -> std::net::UdpSocket {
 
 #[test]
 fn udp_encapsulation_carries_traffic_and_follows_a_changed_port() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let mut hosts = Hosts::start().await;
         let _a = encapsulation_socket(&hosts.lab, 0).await;
@@ -433,9 +235,6 @@ fn udp_encapsulation_carries_traffic_and_follows_a_changed_port() {
 
 #[test]
 fn a_moved_sa_keeps_its_sequence_numbers_and_counters() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let hosts = Hosts::start().await;
         let [forth, back] = hosts.connect(&GCM, |sa| sa.esn = true).await;
@@ -484,9 +283,6 @@ fn a_moved_sa_keeps_its_sequence_numbers_and_counters() {
 
 #[test]
 fn after_a_crash_ours_is_removed_and_what_others_installed_stays() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     block_on(async {
         let mut hosts = Hosts::start().await;
@@ -523,9 +319,6 @@ fn after_a_crash_ours_is_removed_and_what_others_installed_stays() {
 
 #[test]
 fn an_sa_that_someone_else_deletes_is_reported() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let mut hosts = Hosts::start().await;
         let [forth, _] = hosts.connect(&GCM, |_| {}).await;
@@ -550,9 +343,6 @@ fn an_sa_that_someone_else_deletes_is_reported() {
 
 #[test]
 fn policies_changed_by_others_are_put_right() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let hosts = Hosts::start().await;
         hosts.connect(&GCM, |_| {}).await;
@@ -593,9 +383,6 @@ fn policies_changed_by_others_are_put_right() {
 
 #[test]
 fn transport_mode_protects_what_the_hosts_say_to_each_other() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let hosts = Hosts::start().await;
         let host = |side: usize| TrafficSelector::host(outer(side));
@@ -630,9 +417,6 @@ fn transport_mode_protects_what_the_hosts_say_to_each_other() {
 
 #[test]
 fn ipv6_travels_in_a_tunnel_between_ipv4_hosts() {
-    if !common::kernel_has_esp() {
-        return;
-    }
     block_on(async {
         let hosts = Hosts::start().await;
         let inner = ["fd00:1::1", "fd00:2::1"];
