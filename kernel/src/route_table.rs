@@ -1,171 +1,288 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Routes of tunnels: each has one or more owners, and goes when the last one does.
+//!
+//! What is wanted is kept apart from what is installed: a route that cannot be made now, because
+//! there is no way to the peer or no address to send from, is made by [`RouteTable::audit`] once
+//! it can be, and one that someone or the kernel itself removed is put back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use netlink_packet_route::AddressFamily;
-use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::{Mode, PolicyAction, PolicySet};
+use swanherd_ipsec::plane::PolicySet;
 
 use crate::netlink::NetlinkError;
-use crate::route::{LocalAddress, OUR_PROTOCOL, Router, TunnelRoute, family};
-use crate::xfrm::covering_prefix;
+use crate::route::{Router, TunnelRoute, family};
 
-/// A destination network: its address and the length of its prefix.
-pub type Network = (IpAddr, u8);
+mod addresses;
+mod audit;
+mod demand;
 
-/// The routes that we installed, by destination, with their owners. An owner is the id of a
-/// policy set.
-#[derive(Debug, Default)]
+use addresses::VirtualAddresses;
+pub use demand::Network;
+use demand::{Demand, Way, World};
+
+/// The routes, rules and virtual addresses that tunnels need of this host. An owner of a route is
+/// the id of a policy set.
+#[derive(Debug)]
 pub struct RouteTable {
-    /// Oldest owner first; the first one's route is installed.
-    routes: BTreeMap<Network, Vec<(u32, TunnelRoute)>>,
+    way: Way,
+    demands: BTreeMap<u32, Demand>,
+    /// Who wants each network, oldest first: the first one's route is installed.
+    owners: BTreeMap<Network, Vec<u32>>,
+    /// What we put into the kernel.
+    installed: BTreeMap<Network, Installed>,
+    /// What it refused last, so that each refusal is told once.
+    refused: BTreeMap<Network, String>,
+    /// Families (`AF_INET`, `AF_INET6`) whose rule is ours.
     rules: BTreeSet<u8>,
+    addresses: VirtualAddresses,
+}
+
+/// A route that we installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Installed {
+    /// What was wanted when we did.
+    wanted: TunnelRoute,
+    /// What the kernel took instead, if not that.
+    actual: TunnelRoute,
+}
+
+impl Default for RouteTable {
+    fn default() -> Self {
+        Self::new(Way::Peer)
+    }
 }
 
 impl RouteTable {
+    /// For routes into a device, which `mark` tells from the device's own packets.
+    pub fn into_device(interface: u32, mark: u32) -> Self {
+        Self::new(Way::Device { interface, mark })
+    }
+
+    fn new(way: Way) -> Self {
+        Self {
+            way,
+            demands: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            installed: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            rules: BTreeSet::new(),
+            addresses: VirtualAddresses::default(),
+        }
+    }
+
     /// Installs the routes that `set` needs, in place of those that it had. What cannot be
-    /// installed is reported and left out: a tunnel without a route still carries traffic that
-    /// other routes send its way.
+    /// installed is reported and left to the next audit: a tunnel without a route still carries
+    /// traffic that other routes send its way.
     pub async fn install(
         &mut self,
         router: &Router,
         set: &PolicySet,
     ) -> Vec<(Network, NetlinkError)> {
-        let mut failures = Vec::new();
-        let wanted = match routes_for(router, set).await {
-            Ok(wanted) => wanted,
-            Err(error) => {
-                tracing::warn!(owner = %set.owner, %error, "cannot look up routes of a tunnel");
-                return failures;
-            }
+        let demand = Demand::of(self.way, set);
+        let old = match self.demands.get(&set.id) {
+            Some(old) if *old == demand => return Vec::new(),
+            Some(old) => old.networks.clone(),
+            None => BTreeSet::new(),
         };
-        let obsolete: Vec<Network> = self
-            .routes
-            .iter()
-            .filter(|(network, owners)| {
-                owners.iter().any(|(id, _)| *id == set.id) && !wanted.contains_key(network)
-            })
-            .map(|(network, _)| *network)
-            .collect();
-        for (network, route) in wanted {
-            if let Err(error) = self.add(router, set.id, network, route).await {
-                failures.push((network, error));
+        for network in &demand.networks {
+            let owners = self.owners.entry(*network).or_default();
+            if !owners.contains(&set.id) {
+                owners.push(set.id);
             }
         }
-        for network in obsolete {
-            self.release(router, set.id, network).await;
+        let obsolete: Vec<Network> = old.difference(&demand.networks).copied().collect();
+        let wanted: Vec<Network> = demand.networks.iter().copied().collect();
+        self.demands.insert(set.id, demand);
+        for network in &obsolete {
+            self.disown(*network, set.id);
+        }
+        let mut failures = Vec::new();
+        let mut world = World::default();
+        for network in &wanted {
+            self.refused.remove(network);
+        }
+        for network in wanted.into_iter().chain(obsolete) {
+            if let Err(error) = self.settle(router, &mut world, network).await {
+                failures.push((network, error));
+            }
         }
         failures
     }
 
     /// Removes the routes of owner `id` that no other owner needs.
     pub async fn remove(&mut self, router: &Router, id: u32) {
-        let owned: Vec<Network> = self
-            .routes
-            .iter()
-            .filter(|(_, owners)| owners.iter().any(|(owner, _)| *owner == id))
-            .map(|(network, _)| *network)
-            .collect();
-        for network in owned {
-            self.release(router, id, network).await;
+        let Some(demand) = self.demands.remove(&id) else {
+            return;
+        };
+        let mut world = World::default();
+        for network in demand.networks {
+            self.disown(network, id);
+            let settled = self.settle(router, &mut world, network).await;
+            warn_on_error(network, settled);
         }
     }
 
-    /// Removes all routes and rules that we installed.
+    /// Adds a virtual address to the interface that has `local`. Each addition needs its own
+    /// removal; an address that was there before is left alone.
+    ///
+    /// # Errors
+    /// The kernel's refusal, or in words that no interface has `local`.
+    pub async fn add_address(
+        &mut self,
+        router: &Router,
+        addr: IpAddr,
+        local: IpAddr,
+    ) -> Result<(), NetlinkError> {
+        self.addresses.add(router, addr, local).await
+    }
+
+    /// Takes back one addition of a virtual address; one that is not there is fine.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn remove_address(
+        &mut self,
+        router: &Router,
+        addr: IpAddr,
+    ) -> Result<(), NetlinkError> {
+        self.addresses.remove(router, addr).await
+    }
+
+    /// Removes all routes, rules and virtual addresses that we installed.
     pub async fn clear(&mut self, router: &Router) {
-        for network in std::mem::take(&mut self.routes).into_keys() {
+        self.demands.clear();
+        self.owners.clear();
+        self.refused.clear();
+        for network in std::mem::take(&mut self.installed).into_keys() {
             warn_on_error(network, router.remove(network).await);
         }
         for code in std::mem::take(&mut self.rules) {
-            if let Err(error) = router.remove_rule(AddressFamily::from(code), None).await {
+            let removed = router
+                .remove_rule(AddressFamily::from(code), self.way.mark())
+                .await;
+            if let Err(error) = removed {
                 tracing::warn!(%error, "cannot remove the routing rule of the tunnels");
             }
         }
+        self.addresses.clear(router).await;
     }
 
-    /// Removes what an earlier run left: routes with our mark that nobody owns now.
-    ///
-    /// # Errors
-    /// If the kernel cannot be asked.
-    pub async fn remove_leftovers(&mut self, router: &Router) -> Result<usize, NetlinkError> {
-        let mut removed = 0;
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            for seen in router.tunnel_routes(family).await? {
-                if seen.protocol == OUR_PROTOCOL && !self.routes.contains_key(&seen.network) {
-                    router.remove(seen.network).await?;
-                    removed += 1;
-                }
-            }
-        }
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            if !self.rules.contains(&u8::from(family)) {
-                router.remove_rule(family, None).await?;
-            }
-        }
-        Ok(removed)
-    }
-
-    async fn add(
+    /// Makes the kernel's route to one network what its owners want, as far as we know it.
+    async fn settle(
         &mut self,
         router: &Router,
-        id: u32,
+        world: &mut World,
+        network: Network,
+    ) -> Result<(), NetlinkError> {
+        let wanted = match self.wanted(router, world, network).await {
+            Ok(wanted) => wanted,
+            Err(error) => return self.note(network, Err(error)),
+        };
+        let outcome = match (self.installed.get(&network), wanted) {
+            (Some(installed), Some(wanted)) if installed.wanted == wanted => Ok(()),
+            (_, Some(wanted)) => self.put(router, network, wanted).await,
+            (Some(_), None) => self.take_out(router, network).await,
+            (None, None) => Ok(()),
+        };
+        self.note(network, outcome)
+    }
+
+    /// The route that the oldest owner wants whose route can be made.
+    async fn wanted(
+        &self,
+        router: &Router,
+        world: &mut World,
+        network: Network,
+    ) -> Result<Option<TunnelRoute>, NetlinkError> {
+        for id in self.owners.get(&network).into_iter().flatten() {
+            let Some(demand) = self.demands.get(id) else {
+                continue;
+            };
+            if let Some(route) = demand.route(router, world, network).await? {
+                return Ok(Some(route));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn put(
+        &mut self,
+        router: &Router,
         network: Network,
         route: TunnelRoute,
     ) -> Result<(), NetlinkError> {
-        let code = u8::from(family(network.0));
-        if !self.rules.contains(&code) && router.install_rule(family(network.0), None).await? {
-            self.rules.insert(code);
+        let family = family(network.0);
+        if !self.rules.contains(&u8::from(family)) {
+            self.put_rule(router, family).await?;
         }
-        let owners = self.routes.entry(network).or_default();
-        let installed = owners.first().map(|(_, route)| *route);
-        match owners.iter_mut().find(|(owner, _)| *owner == id) {
-            Some((_, own)) => *own = route,
-            None => owners.push((id, route)),
-        }
-        let Some((_, first)) = owners.first().copied() else {
-            return Ok(());
-        };
-        if installed == Some(first) {
-            return Ok(());
-        }
-        let result = install(router, network, first).await;
-        if result.is_err() {
-            owners.retain(|(owner, _)| *owner != id);
-            if owners.is_empty() {
-                self.routes.remove(&network);
-            }
-        }
-        result
+        let actual = install(router, network, route).await?;
+        let wanted = route;
+        self.installed.insert(network, Installed { wanted, actual });
+        Ok(())
     }
 
-    async fn release(&mut self, router: &Router, id: u32, network: Network) {
-        let Some(owners) = self.routes.get_mut(&network) else {
-            return;
+    async fn put_rule(
+        &mut self,
+        router: &Router,
+        family: AddressFamily,
+    ) -> Result<(), NetlinkError> {
+        // One that is there may be someone else's, and then stays theirs.
+        if router.install_rule(family, self.way.mark()).await? {
+            self.rules.insert(u8::from(family));
+        }
+        Ok(())
+    }
+
+    async fn take_out(&mut self, router: &Router, network: Network) -> Result<(), NetlinkError> {
+        router.remove(network).await?;
+        self.installed.remove(&network);
+        Ok(())
+    }
+
+    /// Keeps in mind what was refused. A refusal that was told before is not an error again.
+    fn note(
+        &mut self,
+        network: Network,
+        outcome: Result<(), NetlinkError>,
+    ) -> Result<(), NetlinkError> {
+        let Err(error) = outcome else {
+            self.refused.remove(&network);
+            return Ok(());
         };
-        let installed = owners.first().map(|(_, route)| *route);
-        owners.retain(|(owner, _)| *owner != id);
-        let result = match owners.first().map(|(_, route)| *route) {
-            None => {
-                self.routes.remove(&network);
-                router.remove(network).await
+        let text = error.to_string();
+        if self.refused.get(&network) == Some(&text) {
+            return Ok(());
+        }
+        self.refused.insert(network, text);
+        Err(error)
+    }
+
+    fn disown(&mut self, network: Network, id: u32) {
+        if let Some(owners) = self.owners.get_mut(&network) {
+            owners.retain(|owner| *owner != id);
+            if owners.is_empty() {
+                self.owners.remove(&network);
             }
-            Some(route) if Some(route) != installed => install(router, network, route).await,
-            Some(_) => Ok(()),
-        };
-        warn_on_error(network, result);
+        }
+    }
+
+    fn owner_of(&self, network: &Network) -> Option<String> {
+        let id = self.owners.get(network)?.first()?;
+        Some(self.demands.get(id)?.owner.clone())
     }
 }
 
-/// Installs a route. Some links do not take the peer itself for a gateway; then none is named.
+/// Installs a route, and returns what the kernel took: some links do not take the peer itself for
+/// a gateway; then none is named.
 async fn install(
     router: &Router,
     network: Network,
     route: TunnelRoute,
-) -> Result<(), NetlinkError> {
+) -> Result<TunnelRoute, NetlinkError> {
     let result = router.install(network, route).await;
-    match (route, &result) {
+    match (route, result) {
         (
             TunnelRoute::Via {
                 interface,
@@ -173,154 +290,21 @@ async fn install(
                 source,
             },
             Err(NetlinkError::Refused { errno, .. }),
-        ) if [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EINVAL].contains(errno) => {
-            router
-                .install(
-                    network,
-                    TunnelRoute::Via {
-                        interface,
-                        gateway: None,
-                        source,
-                    },
-                )
-                .await
-        }
-        _ => result,
-    }
-}
-
-/// The routes that make the packets of `set` leave, by destination.
-async fn routes_for(
-    router: &Router,
-    set: &PolicySet,
-) -> Result<BTreeMap<Network, TunnelRoute>, NetlinkError> {
-    let mut routes = BTreeMap::new();
-    if !set.routes || set.if_id_out != 0 {
-        return Ok(routes);
-    }
-    match set.action {
-        PolicyAction::Discard => {}
-        PolicyAction::Bypass => {
-            for network in routable(&set.remote) {
-                routes.insert(network, TunnelRoute::Throw);
-            }
-        }
-        PolicyAction::Protect { mode, remote, .. } => {
-            if mode == Mode::Transport || remote.is_unspecified() {
-                return Ok(routes);
-            }
-            let addresses = router.local_addresses().await?;
-            let Some(hop) = router.next_hop(remote).await? else {
-                tracing::info!(owner = %set.owner, %remote, "no route to the peer, so none for its networks");
-                return Ok(routes);
+        ) if [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EINVAL].contains(&errno) => {
+            let direct = TunnelRoute::Via {
+                interface,
+                gateway: None,
+                source,
             };
-            for network in routable(&set.remote) {
-                let gateway = Some(hop.gateway.unwrap_or(remote))
-                    .filter(|gateway| gateway.is_ipv4() == network.0.is_ipv4());
-                let route = match source_within(&set.local, &addresses, network.0.is_ipv4()) {
-                    Source::Any => None,
-                    Source::Address(source) => Some(source),
-                    // Packets of this host would carry an address that the peer does not accept.
-                    Source::None => continue,
-                };
-                routes.insert(
-                    network,
-                    TunnelRoute::Via {
-                        interface: hop.interface,
-                        gateway,
-                        source: route,
-                    },
-                );
-            }
+            router.install(network, direct).await?;
+            Ok(direct)
         }
+        (route, result) => result.map(|()| route),
     }
-    Ok(routes)
-}
-
-/// Networks of selectors that select all traffic of a network. A route for one protocol or port
-/// would catch the rest as well.
-fn routable(selectors: &[TrafficSelector]) -> impl Iterator<Item = Network> {
-    selectors
-        .iter()
-        .filter(|ts| ts.protocol == 0 && ts.start_port == 0 && ts.end_port == u16::MAX)
-        .map(covering_prefix)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    /// Whatever the kernel chooses is selected.
-    Any,
-    /// An own address that is selected.
-    Address(IpAddr),
-    /// No own address is selected.
-    None,
-}
-
-fn source_within(local: &[TrafficSelector], addresses: &[LocalAddress], ipv4: bool) -> Source {
-    let same_family = || local.iter().filter(|ts| ts.start.is_ipv4() == ipv4);
-    if same_family().any(|ts| ts.prefix_len() == Some(0)) {
-        return Source::Any;
-    }
-    same_family()
-        .find_map(|ts| {
-            addresses
-                .iter()
-                .map(|local| local.addr)
-                .find(|addr| (ts.start..=ts.end).contains(addr) && addr.is_ipv4() == ipv4)
-        })
-        .map_or(Source::None, Source::Address)
 }
 
 fn warn_on_error((addr, prefix_len): Network, result: Result<(), NetlinkError>) {
     if let Err(error) = result {
         tracing::warn!(route = %format_args!("{addr}/{prefix_len}"), %error, "cannot change a route");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn network(text: &str, len: u8) -> TrafficSelector {
-        TrafficSelector::network(text.parse().unwrap(), len).unwrap()
-    }
-
-    fn own(addr: &str) -> LocalAddress {
-        LocalAddress {
-            addr: addr.parse().unwrap(),
-            prefix_len: 24,
-            interface: 2,
-            ours: false,
-        }
-    }
-
-    #[test]
-    fn the_source_is_an_own_address_that_the_tunnel_carries() {
-        let own = [own("192.0.2.1"), own("10.1.0.1"), own("10.1.0.2")];
-        assert_eq!(
-            source_within(&[network("10.1.0.0", 24)], &own, true),
-            Source::Address("10.1.0.1".parse().unwrap())
-        );
-        assert_eq!(
-            source_within(&[network("10.9.0.0", 24)], &own, true),
-            Source::None
-        );
-        assert_eq!(
-            source_within(&[TrafficSelector::any_v4()], &own, true),
-            Source::Any
-        );
-        assert_eq!(
-            source_within(&[TrafficSelector::any_v4()], &own, false),
-            Source::None
-        );
-    }
-
-    #[test]
-    fn selectors_of_one_protocol_get_no_route() {
-        let mut tcp = network("10.2.0.0", 24);
-        tcp.protocol = 6;
-        let selectors = [tcp, network("10.3.0.0", 24)];
-        let networks: Vec<Network> = routable(&selectors).collect();
-        assert_eq!(networks, [("10.3.0.0".parse().unwrap(), 24)]);
     }
 }

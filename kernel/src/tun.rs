@@ -339,8 +339,17 @@ impl DataPlane for TunPlane {
             }
             Op::InstallPolicies(set) => self.install_policies(*set).await,
             Op::RemovePolicies(id) => self.remove_policies(id).await,
-            op @ (Op::AddAddress { .. } | Op::RemoveAddress(_)) => {
-                Err(refused(op.name(), "virtual addresses are not handled"))
+            Op::AddAddress { addr, local } => {
+                let added = self.system.lock().await.add_address(addr, local).await;
+                let what = format!("add virtual address {addr}");
+                added.map_err(|e| refused(&what, &e.to_string()))?;
+                Ok(Outcome::Done)
+            }
+            Op::RemoveAddress(addr) => {
+                let removed = self.system.lock().await.remove_address(addr).await;
+                let what = format!("remove virtual address {addr}");
+                removed.map_err(|e| refused(&what, &e.to_string()))?;
+                Ok(Outcome::Done)
             }
         }
     }
@@ -354,9 +363,12 @@ impl DataPlane for TunPlane {
     }
 
     /// The SAs and policies are this process's own, so that they never differ from what is wanted.
-    async fn reconcile(&self, _dry_run: bool) -> Result<Audit, PlaneError> {
+    /// Routes, rules and virtual addresses are the kernel's.
+    async fn reconcile(&self, dry_run: bool) -> Result<Audit, PlaneError> {
+        let findings = self.system.lock().await.audit(dry_run).await;
         let tables = self.shared.tables();
         Ok(Audit {
+            findings: findings.map_err(|e| refused("audit the routes", &e.to_string()))?,
             sas: tables.counters().len(),
             policies: listing::policies(&tables.spd).len(),
             ..Audit::default()

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaId};
 
-use super::XfrmPlane;
+use super::{XfrmPlane, plane_error};
 use super::message::SeenSa;
 use super::policies::PendingPolicies;
 use super::states::PendingSa;
@@ -157,12 +157,17 @@ impl XfrmPlane {
                 routes.remove(&self.shared.router, id).await;
                 self.plan_policy_removal(id)
             }
-            op @ (Op::AddAddress { .. } | Op::RemoveAddress(_)) => {
-                Planned::answered(Err(PlaneError {
-                    op: op.name().to_owned(),
-                    reason: "virtual addresses are not handled".to_owned(),
-                    errno: None,
-                }))
+            Op::AddAddress { addr, local } => {
+                let added = routes.add_address(&self.shared.router, addr, local).await;
+                let op = format_args!("add virtual address {addr}");
+                let refused = |error| plane_error(op, error);
+                Planned::answered(added.map(|()| Outcome::Done).map_err(refused))
+            }
+            Op::RemoveAddress(addr) => {
+                let removed = routes.remove_address(&self.shared.router, addr).await;
+                let op = format_args!("remove virtual address {addr}");
+                let refused = |error| plane_error(op, error);
+                Planned::answered(removed.map(|()| Outcome::Done).map_err(refused))
             }
         }
     }

@@ -25,6 +25,8 @@ impl XfrmPlane {
             reconcile::audit(&books.desired, ledger, &seen_sas(&sas), &policies)
         };
         if dry_run {
+            let differing = routes.audit(&self.shared.router, true).await;
+            audit.findings.extend(differing.map_err(fail)?);
             return Ok(audit);
         }
         let mut lost = Vec::new();
@@ -53,9 +55,8 @@ impl XfrmPlane {
         }
         let names: BTreeSet<SaId> = sas.iter().map(|sa| sa.id).collect();
         self.strike_out_absent(&audit, &names, &policies);
-        if let Err(error) = routes.remove_leftovers(&self.shared.router).await {
-            tracing::warn!(%error, "cannot remove routes of an earlier run");
-        }
+        let mended = routes.audit(&self.shared.router, false).await;
+        audit.findings.extend(mended.map_err(fail)?);
         drop(routes);
         event::report_missing(&self.shared, &lost);
         Ok(audit)

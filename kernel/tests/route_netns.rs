@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Routes, rules and virtual addresses of tunnels in a namespace of their own.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use common::{Lab, block_on, may_use_namespaces};
+use swanherd_ipsec::TrafficSelector;
+use swanherd_ipsec::plane::{HwOffload, Mode, PolicyAction, PolicySet};
+use swanherd_kernel::audit::{Difference, Object, Remedy};
+use swanherd_kernel::route::Router;
+use swanherd_kernel::route_table::RouteTable;
+
+/// A namespace whose interface `up0` has 192.0.2.1/24 and 2001:db8::1/64, the way to everywhere
+/// behind 192.0.2.254, and the inner address 10.1.0.1.
+fn host() -> Lab {
+    let lab = Lab::single();
+    lab.ip(0, "link add up0 type veth peer name far0");
+    for link in ["up0", "far0"] {
+        lab.ip(0, &format!("link set {link} up"));
+    }
+    lab.ip(0, "addr add 192.0.2.1/24 dev up0");
+    lab.ip(0, "addr add 2001:db8::1/64 dev up0 nodad");
+    lab.ip(0, "addr add 10.1.0.1/24 dev lo");
+    lab.ip(0, "addr add fd01::1/64 dev lo nodad");
+    lab.ip(0, "route add default via 192.0.2.254");
+    lab
+}
+
+fn networks(list: &[&str]) -> Vec<TrafficSelector> {
+    list.iter()
+        .map(|text| {
+            let (addr, len) = text.split_once('/').unwrap();
+            TrafficSelector::network(addr.parse().unwrap(), len.parse().unwrap()).unwrap()
+        })
+        .collect()
+}
+
+fn tunnel(id: u32, peer: &str, local: &[&str], remote: &[&str]) -> PolicySet {
+    PolicySet {
+        id,
+        owner: format!("conn/child-{id}"),
+        local: networks(local),
+        remote: networks(remote),
+        action: PolicyAction::Protect {
+            mode: Mode::Tunnel,
+            local: "192.0.2.1".parse().unwrap(),
+            remote: peer.parse().unwrap(),
+            reqid: id,
+            spi: 0,
+        },
+        priority: None,
+        mark_in: None,
+        mark_out: None,
+        if_id_in: 0,
+        if_id_out: 0,
+        routes: true,
+        trap: false,
+        fwd_out: false,
+        offload: HwOffload::No,
+    }
+}
+
+fn table(lab: &Lab, family: &str) -> Vec<String> {
+    let listed = lab.ip(0, &format!("{family} route show table all"));
+    listed
+        .lines()
+        .filter(|line| line.contains("table 220"))
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect()
+}
+
+fn rules(lab: &Lab, family: &str) -> usize {
+    lab.ip(0, &format!("{family} rule"))
+        .matches("lookup 220")
+        .count()
+}
+
+#[test]
+fn each_selector_gets_its_route_with_a_source_inside_the_tunnel() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let set = tunnel(
+            1,
+            "198.51.100.1",
+            &["10.1.0.0/24", "fd01::/64"],
+            &["10.2.0.0/24", "10.3.0.0/16", "fd02::/64"],
+        );
+
+        let failures = routes.install(&router, &set).await;
+
+        assert!(failures.is_empty(), "{failures:?}");
+        assert_eq!(
+            table(&lab, "-4"),
+            [
+                "10.2.0.0/24 via 192.0.2.254 dev up0 table 220 proto 220 src 10.1.0.1",
+                "10.3.0.0/16 via 192.0.2.254 dev up0 table 220 proto 220 src 10.1.0.1",
+            ]
+        );
+        assert!(
+            table(&lab, "-6")[0].starts_with("fd02::/64 dev up0 table 220 proto 220 src fd01::1")
+        );
+        assert_eq!((rules(&lab, "-4"), rules(&lab, "-6")), (1, 1));
+        routes.remove(&router, 1).await;
+        assert!(table(&lab, "-4").is_empty() && table(&lab, "-6").is_empty());
+        routes.clear(&router).await;
+        assert_eq!((rules(&lab, "-4"), rules(&lab, "-6")), (0, 0));
+    }));
+}
+
+#[test]
+fn nothing_is_touched_with_an_interface_or_when_routes_are_off() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let plain = tunnel(1, "198.51.100.1", &["10.1.0.0/24"], &["10.2.0.0/24"]);
+        let with_interface = PolicySet {
+            if_id_out: 7,
+            ..plain.clone()
+        };
+        let off = PolicySet {
+            routes: false,
+            ..plain
+        };
+
+        for set in [with_interface, off] {
+            assert!(routes.install(&router, &set).await.is_empty());
+            assert!(table(&lab, "-4").is_empty());
+            assert_eq!(rules(&lab, "-4"), 0);
+        }
+    }));
+}
+
+#[test]
+fn a_route_appears_with_the_way_to_the_peer_and_follows_it() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    lab.ip(0, "route del default");
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let set = tunnel(1, "198.51.100.1", &["10.1.0.0/24"], &["10.2.0.0/24"]);
+        assert!(routes.install(&router, &set).await.is_empty());
+        assert!(table(&lab, "-4").is_empty());
+
+        lab.ip(0, "route add default via 192.0.2.254");
+        let found = routes.audit(&router, true).await.unwrap();
+        assert!(table(&lab, "-4").is_empty(), "a dry run changes nothing");
+        assert_eq!(found.len(), 2, "a rule and a route: {found:?}");
+        routes.audit(&router, false).await.unwrap();
+        assert_eq!(
+            table(&lab, "-4"),
+            ["10.2.0.0/24 via 192.0.2.254 dev up0 table 220 proto 220 src 10.1.0.1"]
+        );
+
+        lab.ip(0, "route replace default via 192.0.2.253");
+        let found = routes.audit(&router, false).await.unwrap();
+        assert_eq!(found[0].difference, Difference::Changed);
+        assert_eq!(found[0].owner.as_deref(), Some("conn/child-1"));
+        assert_eq!(
+            table(&lab, "-4"),
+            ["10.2.0.0/24 via 192.0.2.253 dev up0 table 220 proto 220 src 10.1.0.1"]
+        );
+
+        lab.ip(0, "addr del 10.1.0.1/24 dev lo");
+        routes.audit(&router, false).await.unwrap();
+        assert!(
+            table(&lab, "-4").is_empty(),
+            "no own address is in the tunnel"
+        );
+        assert!(routes.audit(&router, false).await.unwrap().is_empty());
+    }));
+}
+
+#[test]
+fn what_others_removed_is_put_back_and_what_others_have_is_left_alone() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let set = tunnel(
+            1,
+            "198.51.100.1",
+            &["10.1.0.0/24"],
+            &["10.2.0.0/24", "10.3.0.0/24", "10.4.0.0/24"],
+        );
+        lab.ip(0, "route add 10.3.0.0/24 via 192.0.2.9 table 220");
+        lab.ip(0, "route add 10.9.0.0/24 via 192.0.2.9 table 220");
+        lab.ip(0, "route add 10.8.0.0/24 via 192.0.2.9 table 220 proto 220");
+
+        let failures = routes.install(&router, &set).await;
+
+        assert_eq!(failures.len(), 1);
+        assert!(
+            failures[0]
+                .1
+                .to_string()
+                .starts_with("someone else has a route"),
+            "{failures:?}"
+        );
+        lab.ip(0, "route del 10.2.0.0/24 table 220");
+        lab.ip(0, "rule del pref 220");
+        let found = routes.audit(&router, false).await.unwrap();
+        let told: Vec<_> = found
+            .iter()
+            .map(|f| (f.object, f.difference, f.remedy.clone()))
+            .collect();
+        let at = |text: &str| Object::Route((text.parse().unwrap(), 24));
+        assert_eq!(
+            told,
+            [
+                (
+                    Object::Rule { v6: false },
+                    Difference::Missing,
+                    Remedy::Installed
+                ),
+                (at("10.2.0.0"), Difference::Missing, Remedy::Installed),
+                (at("10.3.0.0"), Difference::InTheWay, Remedy::None),
+                (at("10.8.0.0"), Difference::Unwanted, Remedy::Removed),
+            ]
+        );
+        assert_eq!(rules(&lab, "-4"), 1);
+        assert_eq!(table(&lab, "-4").len(), 4);
+
+        routes.clear(&router).await;
+        let left = table(&lab, "-4");
+        assert_eq!(left.len(), 2, "{left:?}");
+        assert!(left.iter().all(|route| route.contains("via 192.0.2.9")));
+    }));
+}
+
+#[test]
+fn a_network_that_two_tunnels_want_stays_until_the_last_one_goes() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    lab.ip(0, "route add 203.0.113.0/24 via 192.0.2.253");
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let first = tunnel(1, "198.51.100.1", &["10.1.0.0/24"], &["10.2.0.0/24"]);
+        let second = tunnel(2, "203.0.113.1", &["10.1.0.0/24"], &["10.2.0.0/24"]);
+        routes.install(&router, &first).await;
+        routes.install(&router, &second).await;
+        assert!(table(&lab, "-4")[0].contains("via 192.0.2.254"));
+
+        routes.remove(&router, 1).await;
+        assert!(table(&lab, "-4")[0].contains("via 192.0.2.253"));
+        routes.remove(&router, 2).await;
+        assert!(table(&lab, "-4").is_empty());
+    }));
+}
+
+#[test]
+fn a_tunnel_to_everywhere_does_not_hide_the_way_to_its_peer() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let set = tunnel(1, "198.51.100.1", &["0.0.0.0/0"], &["0.0.0.0/0"]);
+        routes.install(&router, &set).await;
+        let expected = ["default via 192.0.2.254 dev up0 table 220 proto 220"];
+        assert_eq!(table(&lab, "-4"), expected);
+
+        assert!(routes.audit(&router, false).await.unwrap().is_empty());
+        assert_eq!(table(&lab, "-4"), expected);
+        lab.ip(0, "route replace default via 192.0.2.253");
+        routes.audit(&router, false).await.unwrap();
+        assert_eq!(
+            table(&lab, "-4"),
+            ["default via 192.0.2.253 dev up0 table 220 proto 220"]
+        );
+    }));
+}
+
+#[test]
+fn a_virtual_address_is_the_source_of_its_tunnel_and_goes_with_its_last_user() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let vip = "10.66.0.5".parse().unwrap();
+        let local = "192.0.2.1".parse().unwrap();
+        let set = tunnel(1, "198.51.100.1", &["10.66.0.5/32"], &["10.2.0.0/24"]);
+
+        routes.add_address(&router, vip, local).await.unwrap();
+        routes.add_address(&router, vip, local).await.unwrap();
+        routes.install(&router, &set).await;
+
+        assert!(lab.ip(0, "addr show dev up0").contains("10.66.0.5/32"));
+        assert!(table(&lab, "-4")[0].ends_with("src 10.66.0.5"));
+        lab.ip(0, "addr del 10.66.0.5/32 dev up0");
+        let found = routes.audit(&router, false).await.unwrap();
+        assert_eq!(found[0].object, Object::Address(vip));
+        assert!(lab.ip(0, "addr show dev up0").contains("10.66.0.5/32"));
+        assert!(table(&lab, "-4")[0].ends_with("src 10.66.0.5"));
+
+        routes.remove_address(&router, vip).await.unwrap();
+        assert!(lab.ip(0, "addr show dev up0").contains("10.66.0.5/32"));
+        routes.remove_address(&router, vip).await.unwrap();
+        routes.remove_address(&router, vip).await.unwrap();
+        assert!(!lab.ip(0, "addr").contains("10.66.0.5"));
+    }));
+}
+
+#[test]
+fn an_ipv6_virtual_address_is_usable_at_once_and_only_where_a_route_names_it() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let vip = "2001:db8:66::5".parse().unwrap();
+        let local = "192.0.2.1".parse().unwrap();
+
+        routes.add_address(&router, vip, local).await.unwrap();
+
+        let shown = lab.ip(0, "-6 addr show dev up0");
+        let line = shown
+            .lines()
+            .find(|l| l.contains("2001:db8:66::5/128"))
+            .unwrap();
+        assert!(
+            line.contains("deprecated") && !line.contains("tentative"),
+            "{line}"
+        );
+        routes.clear(&router).await;
+        assert!(!lab.ip(0, "-6 addr").contains("2001:db8:66::5"));
+    }));
+}
+
+#[test]
+fn an_address_that_was_there_before_is_left_alone() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let own = "10.1.0.1".parse().unwrap();
+        routes
+            .add_address(&router, own, "192.0.2.1".parse().unwrap())
+            .await
+            .unwrap();
+        routes.remove_address(&router, own).await.unwrap();
+        assert!(lab.ip(0, "addr").contains("10.1.0.1/24"));
+
+        let error = routes
+            .add_address(
+                &router,
+                "10.66.0.6".parse().unwrap(),
+                "192.0.2.77".parse().unwrap(),
+            )
+            .await
+            .unwrap_err();
+        assert!(
+            error.to_string().starts_with("no interface has 192.0.2.77"),
+            "{error}"
+        );
+    }));
+}
+
+#[test]
+fn the_next_run_removes_the_virtual_addresses_of_one_that_crashed() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let vip = "10.66.0.5".parse().unwrap();
+        let mut crashed = RouteTable::default();
+        crashed
+            .add_address(&router, vip, "192.0.2.1".parse().unwrap())
+            .await
+            .unwrap();
+        drop(crashed);
+        let marked = router
+            .local_addresses()
+            .await
+            .unwrap()
+            .iter()
+            .any(|there| there.addr == vip && there.ours);
+        if !marked {
+            println!("SKIPPED: this kernel keeps no marks of addresses");
+            return;
+        }
+
+        RouteTable::default().audit(&router, false).await.unwrap();
+
+        assert!(!lab.ip(0, "addr").contains("10.66.0.5"));
+    }));
+}
+
+#[test]
+fn a_refusal_carries_the_kernels_text() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = Lab::single();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let error = router.raise_link(4711, 1400).await.unwrap_err();
+        assert_eq!(error.errno(), Some(libc::ENODEV));
+
+        let via = swanherd_kernel::route::TunnelRoute::Via {
+            interface: 1,
+            gateway: Some("192.0.2.9".parse().unwrap()),
+            source: None,
+        };
+        let network = ("10.2.0.0".parse().unwrap(), 24);
+        let error = router.install(network, via).await.unwrap_err();
+        assert!(error.to_string().contains("invalid gateway"), "{error}");
+        // The connection still works.
+        assert!(
+            !router
+                .local_addresses()
+                .await
+                .unwrap()
+                .iter()
+                .any(|a| a.ours)
+        );
+    }));
+}
