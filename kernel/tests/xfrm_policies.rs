@@ -236,6 +236,15 @@ fn someone_elses_policy_in_place_of_ours_is_told_and_left() {
         let again = plane.reconcile(false).await.unwrap();
         assert_eq!(again.findings.len(), 1, "{again:?}");
         assert!(matches!(again.findings[0].object, Object::Policy(_)));
+        // It goes neither with a change of ours nor with ours.
+        let mut changed = set(1, "10.1.0.0/24", "10.2.1.0/24");
+        changed.priority = Some(7);
+        let refused = plane.apply(install(changed)).await.unwrap_err();
+        assert!(refused.reason.contains("reqid 4711"), "{refused}");
+        plane.shutdown().await;
+        let left = lab.ip(0, "xfrm policy");
+        assert_eq!(lab.xfrm_entries(0), (0, 1), "{left}");
+        assert!(left.contains("reqid 4711"), "{left}");
     });
 }
 

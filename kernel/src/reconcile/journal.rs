@@ -20,6 +20,8 @@ use super::PolicyKey;
 const SLACK: usize = 4;
 /// A file shorter than this is not worth rewriting.
 const SMALL: usize = 1024;
+/// After a failure, so many changes go by at most until the file is tried again.
+const RETRY: usize = 4096;
 
 /// One thing of ours in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,12 +42,19 @@ pub(crate) struct Thresholds {
     pub(crate) remote: u8,
 }
 
-/// The ledger. Without a file it lives as long as the process.
+/// The ledger. Without a path it lives as long as the process.
+///
+/// A file that cannot be written, on a full disk for instance, keeps nothing from being installed.
+/// The failure is told once, and the file is written whole again as soon as that works.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     entries: BTreeSet<Record>,
-    file: Option<(PathBuf, File)>,
+    path: Option<PathBuf>,
+    /// `None`: the last write failed, and what the file says is out of date.
+    file: Option<File>,
     lines: usize,
+    /// Changes since the last write that failed.
+    missed: usize,
 }
 
 impl Journal {
@@ -53,17 +62,23 @@ impl Journal {
     /// made.
     ///
     /// # Errors
-    /// If the file cannot be read or written.
+    /// If the file cannot be read: what is ours would stay in the kernel for good. If the folder
+    /// cannot be made, or it is no folder.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
         let mut journal = Self {
             entries: Self::read(path)?,
-            file: None,
-            lines: 0,
+            path: Some(path.to_owned()),
+            ..Self::default()
         };
-        journal.rewrite(path)?;
+        match journal.rewrite() {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tracing::warn!(path = %path.display(), %error, "cannot write the ledger yet");
+            }
+            result => result?,
+        }
         Ok(journal)
     }
 
@@ -72,14 +87,21 @@ impl Journal {
     /// # Errors
     /// If the file cannot be read.
     pub(crate) fn read(path: &Path) -> io::Result<BTreeSet<Record>> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        let content = match std::fs::read(path) {
+            Ok(content) => content,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
         let mut entries = BTreeSet::new();
-        for line in text.lines() {
-            // A line cut short by a crash describes an installation that was not begun.
+        for line in content.split_inclusive(|octet| *octet == b'\n') {
+            // A line cut short by a crash describes an installation that was not begun, or
+            // something that is gone; what is left of it may look like another record.
+            let Some(line) = line
+                .strip_suffix(b"\n")
+                .and_then(|line| std::str::from_utf8(line).ok())
+            else {
+                continue;
+            };
             match (line.get(..1), line.get(1..).and_then(decode)) {
                 (Some("+"), Some(record)) => {
                     entries.insert(record);
@@ -98,6 +120,9 @@ impl Journal {
     }
 
     /// Writes down what is about to be installed.
+    ///
+    /// # Errors
+    /// If the file cannot be written; told for the first failure in a row.
     pub(crate) fn add(&mut self, record: Record) -> io::Result<()> {
         if self.entries.insert(record) {
             self.append('+', &record)?;
@@ -106,6 +131,9 @@ impl Journal {
     }
 
     /// Strikes out what is gone.
+    ///
+    /// # Errors
+    /// As [`Journal::add`].
     pub(crate) fn remove(&mut self, record: &Record) -> io::Result<()> {
         if self.entries.remove(record) {
             self.append('-', record)?;
@@ -114,30 +142,60 @@ impl Journal {
     }
 
     /// Removes the file, if nothing is left to write down.
+    ///
+    /// # Errors
+    /// If it cannot be removed, or what is left cannot be written.
     pub(crate) fn close(&mut self) -> io::Result<()> {
-        match self.file.take() {
-            Some((path, _)) if self.entries.is_empty() => std::fs::remove_file(path),
-            file => {
-                self.file = file;
-                Ok(())
+        let Some(path) = &self.path else {
+            return Ok(());
+        };
+        if self.entries.is_empty() {
+            self.file = None;
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
             }
+        } else if self.file.is_none() {
+            self.rewrite()
+        } else {
+            Ok(())
         }
     }
 
     fn append(&mut self, sign: char, record: &Record) -> io::Result<()> {
-        let Some((path, file)) = &mut self.file else {
+        let Some(file) = &mut self.file else {
+            if self.path.is_some() {
+                self.try_again();
+            }
             return Ok(());
         };
-        file.write_all(format!("{sign}{}\n", encode(record)).as_bytes())?;
+        if let Err(error) = file.write_all(format!("{sign}{}\n", encode(record)).as_bytes()) {
+            // Part of the line may have been written; nothing may be appended to that.
+            self.file = None;
+            self.missed = 0;
+            return Err(error);
+        }
         self.lines += 1;
         if self.lines > SMALL && self.lines > SLACK * self.entries.len() {
-            let path = path.clone();
-            self.rewrite(&path)?;
+            self.rewrite()?;
         }
         Ok(())
     }
 
-    fn rewrite(&mut self, path: &Path) -> io::Result<()> {
+    /// Writes the whole file after a failure: soon, and then ever less often.
+    fn try_again(&mut self) {
+        self.missed += 1;
+        let due = self.missed.is_power_of_two() || self.missed.is_multiple_of(RETRY);
+        if due && self.rewrite().is_ok() {
+            tracing::info!("the ledger of installed SAs and policies is written again");
+        }
+    }
+
+    fn rewrite(&mut self) -> io::Result<()> {
+        let Some(path) = &self.path else {
+            return Ok(());
+        };
+        self.file = None;
         let text: String = self
             .entries
             .iter()
@@ -145,11 +203,15 @@ impl Journal {
             .collect();
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(".new");
-        std::fs::write(&temporary, text)?;
-        std::fs::rename(&temporary, path)?;
-        let file = OpenOptions::new().append(true).open(path)?;
+        let written = std::fs::write(&temporary, text)
+            .and_then(|()| std::fs::rename(&temporary, path))
+            .and_then(|()| OpenOptions::new().append(true).open(path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&temporary);
+        }
+        self.file = Some(written?);
         self.lines = self.entries.len();
-        self.file = Some((path.to_owned(), file));
+        self.missed = 0;
         Ok(())
     }
 }
@@ -272,9 +334,58 @@ mod tests {
         let path = folder.path().join("ledger");
         std::fs::write(&path, "+sa 192.0.2.1 00000001\n+sa 192.0.2.1 000000").unwrap();
 
-        let journal = Journal::open(&path).unwrap();
+        let mut journal = Journal::open(&path).unwrap();
 
         assert_eq!(journal.entries(), &BTreeSet::from([sa(1)]));
+        // What comes next is not appended to the remains.
+        journal.add(sa(2)).unwrap();
+        assert_eq!(Journal::read(&path).unwrap(), [sa(1), sa(2)].into());
+    }
+
+    #[test]
+    fn octets_that_are_no_text_spoil_their_line_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        std::fs::write(
+            &path,
+            b"+sa 192.0.2.1 00000001\n\xff\xfe\0\n+sa 192.0.2.1 00000002\n",
+        )
+        .unwrap();
+        let journal = Journal::open(&path).unwrap();
+        assert_eq!(journal.entries(), &[sa(1), sa(2)].into());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        std::fs::create_dir(&path).unwrap();
+        assert!(Journal::open(&path).is_err());
+    }
+
+    #[test]
+    fn a_full_disk_is_told_once_and_the_file_is_whole_again_afterwards() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        let mut journal = Journal::open(&path).unwrap();
+        journal.add(sa(1)).unwrap();
+        journal.file = Some(OpenOptions::new().append(true).open("/dev/full").unwrap());
+        // No file may take the place of a folder that is not empty.
+        let place = folder.path().join("occupied");
+        std::fs::create_dir(&place).unwrap();
+        std::fs::write(place.join("file"), "").unwrap();
+        journal.path = Some(place.clone());
+
+        let told: Vec<bool> = (2..100).map(|spi| journal.add(sa(spi)).is_err()).collect();
+        assert_eq!(told.iter().filter(|told| **told).count(), 1);
+        assert!(told[0]);
+
+        journal.path = Some(path.clone());
+        for spi in 100..200 {
+            journal.add(sa(spi)).unwrap();
+        }
+        assert_eq!(&Journal::read(&path).unwrap(), journal.entries());
+        assert_eq!(journal.entries().len(), 199);
     }
 
     #[test]
@@ -336,6 +447,32 @@ mod tests {
     }
 
     proptest! {
+        /// A crash in the middle of a write leaves what was before that write, and nothing else.
+        #[test]
+        fn a_file_cut_anywhere_says_what_an_earlier_moment_did(
+            steps in proptest::collection::vec((any::<bool>(), 0usize..4), 0..12),
+            records in proptest::collection::vec(record(), 4),
+            cut in any::<proptest::sample::Index>(),
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("ledger");
+            let mut journal = Journal::open(&path).unwrap();
+            let mut moments = vec![BTreeSet::new()];
+            for (add, which) in steps {
+                if add {
+                    journal.add(records[which]).unwrap();
+                } else {
+                    journal.remove(&records[which]).unwrap();
+                }
+                moments.push(journal.entries().clone());
+            }
+            let mut content = std::fs::read(&path).unwrap();
+            content.truncate(cut.index(content.len() + 1));
+            std::fs::write(&path, content).unwrap();
+            let read = Journal::read(&path).unwrap();
+            prop_assert!(moments.contains(&read), "{read:?}");
+        }
+
         #[test]
         fn a_record_survives_its_line(record in record()) {
             prop_assert_eq!(decode(&encode(&record)), Some(record));

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What should be in the kernel, and the ledger of what may be there from us.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use swanherd_ipsec::plane::PolicyAction;
 
-use crate::reconcile::{Change, Desired, InForce, Journal, Record};
+use crate::reconcile::{Change, Desired, InForce, Journal, PolicyKey, Record};
 
 /// What should be in the kernel, and what may be there from us.
 #[derive(Debug, Default)]
 pub(super) struct Books {
     pub(super) desired: Desired,
     pub(super) journal: Journal,
+    /// Policies in whose place an audit has found someone else's.
+    pub(super) contested: BTreeSet<PolicyKey>,
 }
 
 impl Books {
@@ -26,6 +29,7 @@ impl Books {
         Ok(Self {
             desired: Desired::default(),
             journal,
+            contested: BTreeSet::new(),
         })
     }
 
@@ -41,6 +45,30 @@ impl Books {
         if let Err(error) = self.journal.remove(record) {
             tracing::warn!(%error, "cannot write the ledger of installed SAs and policies");
         }
+    }
+
+    /// The changes that are ours to make: what stands in place of a policy of ours is not removed
+    /// and not changed with it.
+    pub(super) fn without_contested(&mut self, mut changes: Vec<Change>) -> Vec<Change> {
+        if self.contested.is_empty() {
+            return changes;
+        }
+        changes.retain_mut(|change| {
+            if !self.contested.contains(&change.key) {
+                return true;
+            }
+            if change.after.is_none() {
+                self.contested.remove(&change.key);
+                if let Some(before) = change.before {
+                    self.strike_out(&Record::Policy(change.key, reqid_of(&before)));
+                }
+                return false;
+            }
+            // As if ours had never been there: the kernel refuses while someone else's is.
+            change.before = None;
+            true
+        });
+        changes
     }
 
     /// Strikes out policies that are no longer in force after `changes` were made.

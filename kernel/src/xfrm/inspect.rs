@@ -12,7 +12,7 @@ use super::states::dump_sas;
 use super::{listing, plane_error, reconciling};
 use crate::audit::{Audit, ListedPolicy};
 use crate::netlink::{NetlinkError, Requester};
-use crate::reconcile::{self, Desired, Journal};
+use crate::reconcile::{Desired, Journal};
 
 /// What [`inspect`] saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,12 +43,7 @@ pub async fn inspect(ledger: &Path) -> Result<Inspection, PlaneError> {
     let policies = dump_policies(&requests).await.map_err(fail)?;
     let nothing = Desired::default();
     Ok(Inspection {
-        audit: reconcile::audit(
-            &nothing,
-            &ledger,
-            &reconciling::seen_sas(&sas),
-            &reconciling::seen_policies(&policies),
-        ),
+        audit: reconciling::compare(&nothing, &ledger, &sas, &policies),
         policies: listing::listed(&nothing, &ledger, &policies),
     })
 }

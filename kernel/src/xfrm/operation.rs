@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 
 use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaId};
 
-use super::{XfrmPlane, plane_error};
 use super::message::SeenSa;
 use super::policies::PendingPolicies;
 use super::states::PendingSa;
+use super::{XfrmPlane, plane_error};
 use crate::netlink::{NetlinkError, Request};
 use crate::reconcile::{Change, Claims, PolicyKey};
 use crate::route_table::RouteTable;

@@ -62,6 +62,7 @@ impl XfrmPlane {
                 reason: error.to_string(),
                 errno: Some(libc::EEXIST),
             })?;
+        let changes = books.without_contested(changes);
         let known = changes
             .iter()
             .map(|change| {
@@ -142,13 +143,14 @@ impl XfrmPlane {
 
     pub(super) fn plan_policy_removal(&self, id: u32) -> Planned {
         // A set without claims conflicts with nothing.
-        let changes = self
-            .shared
-            .books()
+        let mut books = self.shared.books();
+        let changes = books
             .desired
             .claim(id, Claims::new())
             .map(|(_, changes)| changes)
             .unwrap_or_default();
+        let changes = books.without_contested(changes);
+        drop(books);
         Planned {
             requests: changes.iter().map(request).collect(),
             pending: Pending::PolicyRemoval(changes),

@@ -10,7 +10,9 @@ use super::message::{self, PolicyClass, SeenPolicy, SeenSa};
 use super::{XfrmPlane, absent_is_fine, event, plane_error};
 use crate::audit::{Audit, Difference, Object, Remedy};
 use crate::netlink::NetlinkError;
-use crate::reconcile::{self, ActualPolicy, ActualSa, PolicyKey, Record, SeenPolicies, SeenSas};
+use crate::reconcile::{
+    self, ActualPolicy, ActualSa, Desired, PolicyKey, Record, SeenPolicies, SeenSas,
+};
 
 impl XfrmPlane {
     pub(super) async fn reconcile_with_kernel(&self, dry_run: bool) -> Result<Audit, PlaneError> {
@@ -18,12 +20,11 @@ impl XfrmPlane {
         let fail = |error| plane_error("reconcile with the kernel", error);
         let sas = self.shared.dump_sas().await.map_err(fail)?;
         let policies = self.dump_policies().await.map_err(fail)?;
-        let policies = seen_policies(&policies);
         let mut audit = {
             let books = self.shared.books();
-            let ledger = books.journal.entries();
-            reconcile::audit(&books.desired, ledger, &seen_sas(&sas), &policies)
+            compare(&books.desired, books.journal.entries(), &sas, &policies)
         };
+        let policies = seen_policies(&policies);
         if dry_run {
             let differing = routes.audit(&self.shared.router, true).await;
             audit.findings.extend(differing.map_err(fail)?);
@@ -55,10 +56,17 @@ impl XfrmPlane {
         }
         let names: BTreeSet<SaId> = sas.iter().map(|sa| sa.id).collect();
         self.strike_out_absent(&audit, &names, &policies);
+        self.shared.books().contested = audit
+            .findings
+            .iter()
+            .filter_map(|finding| match (finding.object, finding.difference) {
+                (Object::Policy(key), Difference::InTheWay) => Some(key),
+                _ => None,
+            })
+            .collect();
+        event::report_missing(&self.shared, &lost);
         let mended = routes.audit(&self.shared.router, false).await;
         audit.findings.extend(mended.map_err(fail)?);
-        drop(routes);
-        event::report_missing(&self.shared, &lost);
         Ok(audit)
     }
 
@@ -142,7 +150,24 @@ fn remedy(done: Remedy, result: Result<(), NetlinkError>) -> Remedy {
     }
 }
 
-pub(super) fn seen_sas(dump: &[SeenSa]) -> SeenSas {
+/// Compares what is wanted with dumps.
+pub(super) fn compare(
+    desired: &Desired,
+    ledger: &BTreeSet<Record>,
+    sas: &[SeenSa],
+    policies: &[SeenPolicy],
+) -> Audit {
+    let mut audit = reconcile::audit(desired, ledger, &seen_sas(sas), &seen_policies(policies));
+    let others = policies
+        .iter()
+        .filter(|policy| matches!(policy.kind, PolicyClass::Bound | PolicyClass::Sub))
+        .count();
+    audit.policies += others;
+    audit.alien_policies += others;
+    audit
+}
+
+fn seen_sas(dump: &[SeenSa]) -> SeenSas {
     let actual = |sa: &SeenSa| ActualSa {
         src: sa.src,
         reqid: sa.reqid,
@@ -152,7 +177,7 @@ pub(super) fn seen_sas(dump: &[SeenSa]) -> SeenSas {
 
 /// The policies that might be ours. What belongs to sockets is theirs, and sub-policies and
 /// policies bound to an interface or a user are never ours.
-pub(super) fn seen_policies(dump: &[SeenPolicy]) -> SeenPolicies {
+fn seen_policies(dump: &[SeenPolicy]) -> SeenPolicies {
     dump.iter()
         .filter(|policy| policy.kind == PolicyClass::Plain)
         .map(|policy| {
