@@ -74,7 +74,8 @@ impl Endpoint {
             return AcquireFate::Ignored;
         }
         let peer = wildcard.then_some(packet.1.start);
-        let packet = told.then_some(packet);
+        // With virtual addresses the packet does not have its source yet.
+        let packet = (told && conn.vips.is_empty()).then_some(packet);
         let there = self.of_connection(connection).into_iter().any(|id| {
             self.sas
                 .get(&id)

@@ -247,6 +247,7 @@ impl Endpoint {
         sa.target = peer;
         if let Some(old) = supersedes.and_then(|old| self.sas.get(&old)) {
             sa.if_id = old.if_id;
+            sa.former_vips.clone_from(&old.vips);
             sa.target = sa.target.or(old.target);
         }
         sa.initiate(&mut self.env, now, conn, tasks);

@@ -5,3 +5,4 @@ mod handshake;
 mod harness;
 mod lifetime;
 mod rekey;
+mod virtual_ip;

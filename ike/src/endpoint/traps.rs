@@ -5,7 +5,7 @@
 //! addresses are known, and follows them when the network changes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use swanherd_config::model::{Child, ChildMode, Connection, HostSpec};
@@ -13,6 +13,7 @@ use swanherd_ipsec::plane::{Mode, Op, PolicyAction, PolicySet};
 
 use super::Endpoint;
 use crate::api::{Action, ConnectionRef, LogGroup, Now, Token, TrapInfo};
+use crate::sa::narrow::unspecified;
 use crate::sa::policies::Group;
 use crate::sa::{narrow, unique};
 
@@ -320,11 +321,18 @@ impl Endpoint {
         let inherited = self.trap_if_id(&conn);
         let tags = unique::tags(&mut self.env, &child, inherited, group.set);
         let trap = matches!(action, PolicyAction::Protect { .. });
+        // Virtual addresses are not known before there is an IKE SA.
+        let own: Vec<IpAddr> = if conn.vips.is_empty() || !trap {
+            vec![local]
+        } else {
+            let families = conn.vips.iter().map(|vip| unspecified(vip.is_ipv4()));
+            families.collect()
+        };
         let set = PolicySet {
             id: group.set,
             owner: format!("{}/{}", conn.name, child.name),
-            local: narrow::resolve(&child.local_ts, local),
-            remote: narrow::resolve(&child.remote_ts, remote),
+            local: narrow::resolve(&child.local_ts, &own),
+            remote: narrow::resolve(&child.remote_ts, &[remote]),
             action,
             priority: (child.priority != 0).then_some(child.priority),
             mark_in: tags.mark_in,
@@ -469,12 +477,4 @@ fn family(conn: &Connection, index: usize) -> bool {
         HostSpec::Name(_) => None,
     });
     fixed.or(named).unwrap_or(true)
-}
-
-fn unspecified(v4: bool) -> IpAddr {
-    if v4 {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-    } else {
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-    }
 }

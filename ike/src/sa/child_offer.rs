@@ -112,7 +112,12 @@ impl IkeSa {
         id: ChildSaId,
         proposals: &[Proposal],
     ) -> Vec<Payload> {
-        let (local, remote) = (self.local.ip(), self.remote.ip());
+        let remote = self.remote.ip();
+        let own = self
+            .children
+            .get(&id)
+            .map(|child| self.own_selectors(&child.conn, child.cfg()))
+            .unwrap_or_default();
         let old_ts = self
             .children
             .get(&id)
@@ -124,12 +129,8 @@ impl IkeSa {
             return Vec::new();
         };
         let cfg = child.cfg();
-        let (local_ts, remote_ts) = old_ts.unwrap_or_else(|| {
-            (
-                narrow::resolve(&cfg.local_ts, local),
-                narrow::resolve(&cfg.remote_ts, remote),
-            )
-        });
+        let (local_ts, remote_ts) =
+            old_ts.unwrap_or_else(|| (own, narrow::resolve(&cfg.remote_ts, &[remote])));
         // What asks for the SA goes first (RFC 7296 section 2.9), if the configuration has it.
         let (mut local_ts, mut remote_ts) = (local_ts, remote_ts);
         if let Some((local, remote)) = child.packet
@@ -282,9 +283,11 @@ impl IkeSa {
                 theirs_remote = narrow::substitute(&theirs_remote, remote);
                 theirs_local = narrow::substitute(&theirs_local, local);
             }
-            let local_ts = narrow::narrow(&narrow::resolve(&child.local_ts, local), &theirs_local);
-            let remote_ts =
-                narrow::narrow(&narrow::resolve(&child.remote_ts, remote), &theirs_remote);
+            let local_ts = narrow::narrow(&self.own_selectors(conn, child), &theirs_local);
+            let remote_ts = narrow::narrow(
+                &narrow::resolve(&child.remote_ts, &[remote]),
+                &theirs_remote,
+            );
             if local_ts.is_empty() || remote_ts.is_empty() {
                 continue;
             }

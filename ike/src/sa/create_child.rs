@@ -206,6 +206,15 @@ impl IkeSa {
         let Some(cfg) = conn.children.get(index) else {
             return;
         };
+        if rekeys.is_none() && self.lacks_addresses(&conn, cfg) {
+            let failure = ChildFailure::new(
+                FailureReason::PeerError,
+                NotifyType::FailedCpRequired,
+                "the peer has given no virtual address",
+            );
+            self.child_refused(env, &conn, index, &failure);
+            return;
+        }
         let proposals = usable_child_proposals(env, cfg);
         let child = match self.new_child(env, &conn, index, rekeys) {
             Ok(child) => child,

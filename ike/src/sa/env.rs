@@ -148,6 +148,9 @@ pub(crate) struct Env {
     pub(crate) by_sa: BTreeMap<SaId, (IkeSaId, ChildSaId)>,
     /// Established IKE SAs by own and peer's identity.
     pub(crate) by_identities: BTreeMap<(Identity, Identity), BTreeSet<IkeSaId>>,
+    /// Virtual addresses that peers are given.
+    #[cfg(test)]
+    pub(crate) given: Option<Vec<IpAddr>>,
     next_token: Token,
     next_ike: IkeSaId,
     next_child: ChildSaId,
@@ -174,6 +177,8 @@ impl Env {
             spis: BTreeMap::new(),
             by_sa: BTreeMap::new(),
             by_identities: BTreeMap::new(),
+            #[cfg(test)]
+            given: None,
             next_token: 0,
             next_ike: 0,
             next_child: 0,

@@ -152,17 +152,6 @@ impl IkeSa {
             self.fail(env, now, FailureReason::Unsupported, text);
             return;
         }
-        if !conn.vips.is_empty() {
-            self.log(
-                env,
-                LogGroup::Cfg,
-                0,
-                format!(
-                    "virtual addresses of {} are not requested: not supported",
-                    conn.name
-                ),
-            );
-        }
         if let Some(pattern) = auth::remote_round(conn).and_then(|round| round.id.as_ref()) {
             self.remote_id = pattern.identity().unwrap_or_else(Identity::any);
         }

@@ -133,6 +133,7 @@ impl IkeSa {
             payloads.push(Payload::IdR(self.remote_id.clone()));
         }
         payloads.push(Payload::Auth(auth));
+        payloads.extend(self.address_request(&conn));
         let mut proposals = Vec::new();
         if let Some(id) = child {
             if let Some(child) = self.children.get(&id) {
@@ -262,11 +263,32 @@ impl IkeSa {
     ) {
         self.read_auth_notifies(env, payloads);
         self.establish(env, now);
+        let Some(conn) = self.conn.clone() else {
+            return;
+        };
+        let given = self.take_addresses(env, &conn, payloads);
         let Some(id) = wait.child else {
+            self.add_addresses(env, None);
             self.after_auth(env);
             return;
         };
         let answer = ChildPayloads::of(payloads);
+        if !given && answer.error.is_none() {
+            // What the peer has installed on its side has to go.
+            if answer.sa.is_some() {
+                self.discard_agreed(env, now, id);
+            }
+            let failure = ChildFailure::new(
+                FailureReason::PeerError,
+                NotifyType::FailedCpRequired,
+                "the peer gave no virtual address although one was asked for",
+            );
+            self.child_failed(env, now, id, &failure);
+            self.after_auth(env);
+            self.enqueue(Task::DeleteIke);
+            return;
+        }
+        self.follow_addresses(id);
         let accepted =
             self.accept_child(env, id, &wait.proposals, KeyExchangeRule::Ignore, &answer);
         let suite = match accepted {
@@ -278,6 +300,10 @@ impl IkeSa {
                 }
                 self.child_failed(env, now, id, &failure);
                 self.after_auth(env);
+                if !given {
+                    // Addresses are given in IKE_AUTH or not at all.
+                    self.enqueue(Task::DeleteIke);
+                }
                 return;
             }
         };
@@ -298,7 +324,10 @@ impl IkeSa {
                 return;
             }
         };
-        let installing = self.install_child(env, now, id, keys, true, Outbound::Now, Slot::Active);
+        let addresses = self.add_addresses(env, Some(Slot::Active));
+        let mut installing =
+            self.install_child(env, now, id, keys, true, Outbound::Now, Slot::Active);
+        installing.also_await(addresses);
         self.active = Active::Initiating(Box::new(Initiating::Installation(installing)));
     }
 

@@ -26,6 +26,13 @@ pub(crate) struct Installing {
     policies: bool,
 }
 
+impl Installing {
+    /// Awaits these answers, too.
+    pub(super) fn also_await(&mut self, tokens: Vec<Token>) {
+        self.waiting.extend(tokens);
+    }
+}
+
 /// Whether the outbound SA is installed together with the inbound one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outbound {

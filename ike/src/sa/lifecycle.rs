@@ -490,6 +490,7 @@ impl IkeSa {
         for id in ids {
             self.close_child(env, id);
         }
+        self.remove_addresses(env);
         self.state = IkeState::Destroying;
         env.event(Event::Gone(self.id));
     }

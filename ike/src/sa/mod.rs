@@ -35,6 +35,7 @@ pub(crate) mod responder;
 mod tasks;
 mod timers;
 pub(crate) mod unique;
+mod virtual_ip;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -153,6 +154,8 @@ pub(crate) struct IkeSa {
     pub(crate) last_outbound: Instant,
     /// Virtual addresses that the peer gave to this side.
     pub(crate) vips: Vec<IpAddr>,
+    /// Virtual addresses of the IKE SA that this one is to take over from.
+    pub(crate) former_vips: Vec<IpAddr>,
     /// The peer's address, if the connection leaves that open and a packet named it.
     pub(crate) target: Option<IpAddr>,
     /// Interface ids of the connection, once drawn.
@@ -220,6 +223,7 @@ impl IkeSa {
             last_inbound: now.instant,
             last_outbound: now.instant,
             vips: Vec::new(),
+            former_vips: Vec::new(),
             target: None,
             if_id: None,
             half_open: false,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Traffic selectors of a child: resolving `dynamic`, narrowing (RFC 7296 section 2.9).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use swanherd_config::model::SelectorSpec;
 use swanherd_ipsec::TrafficSelector;
@@ -9,8 +9,9 @@ use swanherd_ipsec::TrafficSelector;
 /// The most selectors that are carried on, which is what one TS payload holds.
 const MAX_SELECTORS: usize = 255;
 
-/// The configured selectors of one side, `dynamic` standing for `host`.
-pub(crate) fn resolve(specs: &[SelectorSpec], host: IpAddr) -> Vec<TrafficSelector> {
+/// The configured selectors of one side, `dynamic` standing for each of `hosts`; an unspecified
+/// address stands for its whole family.
+pub(crate) fn resolve(specs: &[SelectorSpec], hosts: &[IpAddr]) -> Vec<TrafficSelector> {
     let dynamic = SelectorSpec::Dynamic {
         protocol: 0,
         start_port: 0,
@@ -23,22 +24,35 @@ pub(crate) fn resolve(specs: &[SelectorSpec], host: IpAddr) -> Vec<TrafficSelect
     };
     let mut out = Vec::new();
     for spec in specs {
-        let ts = match *spec {
-            SelectorSpec::Fixed(ts) => ts,
+        match *spec {
+            SelectorSpec::Fixed(ts) => push_unless_covered(&mut out, ts),
             SelectorSpec::Dynamic {
                 protocol,
                 start_port,
                 end_port,
-            } => TrafficSelector {
-                protocol,
-                start_port,
-                end_port,
-                ..any_or(host)
-            },
-        };
-        push_unless_covered(&mut out, ts);
+            } => {
+                for host in hosts {
+                    let ts = TrafficSelector {
+                        protocol,
+                        start_port,
+                        end_port,
+                        ..any_or(*host)
+                    };
+                    push_unless_covered(&mut out, ts);
+                }
+            }
+        }
     }
     out
+}
+
+/// The unspecified address of a family.
+pub(crate) fn unspecified(v4: bool) -> IpAddr {
+    if v4 {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    }
 }
 
 /// A host, or every host of the family if it is not known which.
@@ -144,6 +158,6 @@ mod tests {
     fn dynamic_stands_for_the_host() {
         let host: IpAddr = "192.0.2.7".parse().unwrap();
 
-        assert_eq!(resolve(&[], host), vec![TrafficSelector::host(host)]);
+        assert_eq!(resolve(&[], &[host]), vec![TrafficSelector::host(host)]);
     }
 }

@@ -536,6 +536,8 @@ impl IkeSa {
         new.delayed
             .retain(|(_, task)| !matches!(task, Task::RekeyIke));
         new.supersedes = self.supersedes.take();
+        new.vips = std::mem::take(&mut self.vips);
+        new.target = self.target;
         new.serve_delayed(now);
         new.arm_children(now);
         self.state = IkeState::Rekeyed;

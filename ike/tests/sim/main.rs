@@ -23,4 +23,5 @@ mod lifecycle;
 mod loss;
 mod nat;
 mod rekey;
+mod reqids;
 mod traps;

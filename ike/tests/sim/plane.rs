@@ -34,6 +34,8 @@ pub(crate) struct FakePlane {
     pub(crate) carried: BTreeMap<SaId, u64>,
     /// SAs that were refused, or that ended by themselves.
     gone: BTreeSet<SaId>,
+    /// Refuses policies that another set has with another request id, as a kernel's SPD does.
+    pub(crate) one_owner: bool,
     /// How many operations of a kind fail from now on.
     pub(crate) failing: Vec<(OpKind, u32)>,
     /// What should never have been asked for.
@@ -52,6 +54,7 @@ impl FakePlane {
             addresses: Vec::new(),
             carried: BTreeMap::new(),
             gone: BTreeSet::new(),
+            one_owner: false,
             failing: Vec::new(),
             violations: Vec::new(),
             keys_seen: BTreeSet::new(),
@@ -131,6 +134,12 @@ impl FakePlane {
                     let text = format!("policies of {} name {id:?}, which is not there", set.owner);
                     self.violations.push(text);
                 }
+                if self.one_owner
+                    && let Some(owner) = self.owner_of(&set)
+                {
+                    let text = format!("the policy belongs to {owner}");
+                    return Err(refusal(&text, 17));
+                }
                 self.policies.insert(set.id, *set);
             }
             Op::RemovePolicies(id) => {
@@ -189,6 +198,24 @@ impl FakePlane {
             })
             .max_by_key(|(order, _)| *order)
             .map(|(_, entry)| entry)
+    }
+
+    fn owner_of(&self, set: &PolicySet) -> Option<&str> {
+        let reqid = |set: &PolicySet| match set.action {
+            PolicyAction::Protect { reqid, .. } => reqid,
+            PolicyAction::Bypass | PolicyAction::Discard => 0,
+        };
+        self.policies
+            .values()
+            .find(|other| {
+                other.id != set.id
+                    && reqid(other) != reqid(set)
+                    && other.if_id_out == set.if_id_out
+                    && other.mark_out == set.mark_out
+                    && other.local.iter().any(|ts| set.local.contains(ts))
+                    && other.remote.iter().any(|ts| set.remote.contains(ts))
+            })
+            .map(|other| other.owner.as_str())
     }
 
     /// A packet passes through an SA. Tells which limits it reaches, hard ones last; after a hard

@@ -33,6 +33,9 @@ pub(super) struct Plane {
     pub(super) reserved: BTreeMap<SaId, ()>,
     pub(super) sas: BTreeMap<SaId, SaEntry>,
     pub(super) policies: BTreeMap<u32, swanherd_ipsec::plane::PolicySet>,
+    /// Virtual addresses, once for each addition.
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) refuse_addresses: bool,
     /// How many of the next installations to refuse.
     pub(super) refuse: u32,
 }
@@ -86,8 +89,21 @@ impl Plane {
                 self.policies.remove(&id);
                 Ok(Outcome::Done)
             }
-            #[allow(unreachable_patterns, reason = "the vocabulary may grow")]
-            _ => Ok(Outcome::Done),
+            Op::AddAddress { .. } if self.refuse_addresses => Err(PlaneError {
+                op: "add virtual address".to_owned(),
+                reason: "no such interface".to_owned(),
+                errno: Some(19),
+            }),
+            Op::AddAddress { addr, .. } => {
+                self.addresses.push(addr);
+                Ok(Outcome::Done)
+            }
+            Op::RemoveAddress(addr) => {
+                if let Some(at) = self.addresses.iter().position(|known| *known == addr) {
+                    self.addresses.remove(at);
+                }
+                Ok(Outcome::Done)
+            }
         }
     }
 
@@ -99,7 +115,10 @@ impl Plane {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.reserved.is_empty() && self.sas.is_empty() && self.policies.is_empty()
+        self.reserved.is_empty()
+            && self.sas.is_empty()
+            && self.policies.is_empty()
+            && self.addresses.is_empty()
     }
 }
 
