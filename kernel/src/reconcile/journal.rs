@@ -374,7 +374,7 @@ mod tests {
         let place = folder.path().join("occupied");
         std::fs::create_dir(&place).unwrap();
         std::fs::write(place.join("file"), "").unwrap();
-        journal.path = Some(place.clone());
+        journal.path = Some(place);
 
         let told: Vec<bool> = (2..100).map(|spi| journal.add(sa(spi)).is_err()).collect();
         assert_eq!(told.iter().filter(|told| **told).count(), 1);
