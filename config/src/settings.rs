@@ -62,6 +62,8 @@ pub struct Settings {
     pub filelogs: Vec<FileLog>,
     /// `charon.install_routes`: whether to install routes for remote selectors.
     pub install_routes: bool,
+    /// `charon.install_virtual_ip`: whether virtual addresses are added to an interface.
+    pub install_virtual_ip: bool,
     /// `swanherd.config`: the tunnel definitions, if not those of `SWANCTL_DIR`.
     pub config: Option<PathBuf>,
     /// `swanherd.run_dir`: where what must survive a crash, but not a reboot, is kept.
@@ -72,6 +74,9 @@ pub struct Settings {
     pub counters_interval: Duration,
     /// `swanherd.reconcile_interval`: how often the data plane is audited; zero is only on demand.
     pub reconcile_interval: Duration,
+    /// `swanherd.spd_hash`: whether the kernel's hash thresholds of policies follow the prefixes
+    /// in use.
+    pub spd_hash: bool,
     /// `swanherd.log`.
     pub log: LogSettings,
     /// `swanherd.metrics`.
@@ -185,11 +190,13 @@ impl Default for Settings {
             group: None,
             filelogs: Vec::new(),
             install_routes: true,
+            install_virtual_ip: true,
             config: None,
             run_dir: PathBuf::from("/run/swanherd"),
             dataplane: DataPlaneChoice::Auto,
             counters_interval: Duration::from_secs(1),
             reconcile_interval: Duration::from_secs(60),
+            spd_hash: true,
             log: LogSettings {
                 format: LogFormat::Text,
             },

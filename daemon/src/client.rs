@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `status`, `up` and `down`: the daemon's own VICI client. They work against charon too.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use swanherd_vici::installed::LastError;
 use swanherd_vici::types::{Initiate, ListSas, LogLine, Selector};
 use swanherd_vici::{ChildSa, Client, Error, IkeSa, Message};
 
@@ -24,7 +26,7 @@ const WRONG: u8 = 1;
 pub(crate) struct Tunnel {
     connection: String,
     child: String,
-    /// `up`, `down` or `connecting`.
+    /// `up`, `connecting`, `trap` (the first packet brings it up) or `down`.
     state: &'static str,
     configured: bool,
     ike_state: Option<String>,
@@ -41,6 +43,34 @@ pub(crate) struct Tunnel {
     packets_out: u64,
     /// Seconds since the CHILD SA was installed.
     installed_seconds: Option<i64>,
+    /// Whether a trap is in force.
+    trap: bool,
+    /// Virtual addresses that the peer gave us.
+    virtual_addresses: Vec<String>,
+    /// Why the last attempt of the connection failed, if it failed after the present SA came up.
+    last_error: Option<LastError>,
+}
+
+/// A rule for traffic in clear that is in force.
+#[derive(Debug, Serialize)]
+struct Shunt {
+    connection: String,
+    child: String,
+    /// `pass` or `drop`.
+    action: &'static str,
+    local_ts: Vec<String>,
+    remote_ts: Vec<String>,
+}
+
+/// One policy of `list-policies`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+struct StandingPolicy {
+    child: String,
+    ike: String,
+    mode: String,
+    local_ts: Vec<String>,
+    remote_ts: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -50,13 +80,14 @@ struct Report {
     dataplane: Option<String>,
     up: usize,
     tunnels: Vec<Tunnel>,
+    shunts: Vec<Shunt>,
 }
 
 /// What `list-conns` says of one connection, as far as it is needed here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ListedConnection {
-    children: std::collections::BTreeMap<String, ListedChild>,
+    children: BTreeMap<String, ListedChild>,
 }
 
 /// One child of [`ListedConnection`].
@@ -77,13 +108,14 @@ impl ListedChild {
 pub(crate) async fn status(args: Status) -> ExitCode {
     match report(&args.server).await {
         Ok(report) => {
-            let all_up = report.up == report.tunnels.len();
+            let fine = |tunnel: &Tunnel| matches!(tunnel.state, "up" | "trap");
+            let all_fine = report.tunnels.iter().all(fine);
             if args.json {
                 print_json(&report);
             } else {
                 print_table(&report);
             }
-            ExitCode::from(if all_up { OK } else { WRONG })
+            ExitCode::from(if all_fine { OK } else { WRONG })
         }
         Err(error) => fail(&error),
     }
@@ -210,6 +242,12 @@ async fn report(server: &Server) -> Result<Report, Error> {
     let stats = client.request("stats", Message::new()).await?;
     let configured = configured(&mut client).await?;
     let sas = client.list_sas(&ListSas::default()).await?;
+    let standing = standing(&mut client).await?;
+    let errors = match client.last_errors().await {
+        // charon does not tell.
+        Err(Error::UnknownEvent(_)) => BTreeMap::new(),
+        errors => errors?,
+    };
     let mut tunnels: Vec<_> = configured
         .iter()
         .map(|(connection, child)| tunnel(connection, child, true, &sas))
@@ -225,13 +263,61 @@ async fn report(server: &Server) -> Result<Report, Error> {
             }
         }
     }
+    let mut shunts = Vec::new();
+    for policy in standing {
+        let action = match policy.mode.as_str() {
+            "PASS" => "pass",
+            "DROP" => "drop",
+            _ => {
+                let trapped = tunnels
+                    .iter_mut()
+                    .find(|t| t.connection == policy.ike && t.child == policy.child);
+                if let Some(tunnel) = trapped {
+                    tunnel.trap = true;
+                    if tunnel.state == "down" {
+                        tunnel.state = "trap";
+                    }
+                }
+                continue;
+            }
+        };
+        shunts.push(Shunt {
+            connection: policy.ike,
+            child: policy.child,
+            action,
+            local_ts: policy.local_ts,
+            remote_ts: policy.remote_ts,
+        });
+    }
+    for tunnel in &mut tunnels {
+        let error = errors.get(&tunnel.connection);
+        tunnel.last_error = error
+            .filter(|error| {
+                // An SA that came up since shows that it is over.
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                let age = now.map_or(0, |now| now.as_secs()).saturating_sub(error.at);
+                let installed = tunnel.installed_seconds.unwrap_or(i64::MAX);
+                tunnel.state != "up" || i64::try_from(age).unwrap_or(i64::MAX) < installed
+            })
+            .cloned();
+    }
     Ok(Report {
         daemon: version.daemon,
         version: version.swanherd.unwrap_or(version.version),
         dataplane: stats.str("data-plane").map(str::to_owned),
         up: tunnels.iter().filter(|tunnel| tunnel.state == "up").count(),
         tunnels,
+        shunts,
     })
+}
+
+/// Traps and shunts in force.
+async fn standing(client: &mut Client) -> Result<Vec<StandingPolicy>, Error> {
+    let all = ["trap", "pass", "drop"]
+        .into_iter()
+        .fold(Message::new(), |args, kind| args.with(kind, "yes"));
+    let listed = client.list("list-policies", "list-policy", all).await?;
+    Ok(listed.into_iter().map(|(_, policy)| policy).collect())
 }
 
 fn tunnel(connection: &str, child: &str, configured: bool, sas: &[IkeSa]) -> Tunnel {
@@ -287,6 +373,9 @@ fn tunnel(connection: &str, child: &str, configured: bool, sas: &[IkeSa]) -> Tun
         packets_in: one.map_or(0, |one| one.packets_in),
         packets_out: one.map_or(0, |one| one.packets_out),
         installed_seconds: one.and_then(|one| one.install_time),
+        trap: false,
+        virtual_addresses: ike.map_or_else(Vec::new, |sa| sa.local_vips.clone()),
+        last_error: None,
     }
 }
 
@@ -349,8 +438,36 @@ fn print_table(report: &Report) {
                 .map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s")),
         ));
     }
+    for t in &report.tunnels {
+        let name = format!("{}/{}", t.connection, t.child);
+        if !t.virtual_addresses.is_empty() {
+            put(&format!(
+                "{name}: virtual address {}\n",
+                t.virtual_addresses.join(", ")
+            ));
+        }
+        if let Some(error) = &t.last_error {
+            put(&format!("{name}: {} ago: {}\n", error.age(), error.text));
+        }
+    }
+    for shunt in &report.shunts {
+        put(&format!(
+            "{}/{}: {} {} === {}\n",
+            shunt.connection,
+            shunt.child,
+            shunt.action,
+            shunt.local_ts.join(" "),
+            shunt.remote_ts.join(" ")
+        ));
+    }
+    let waiting = report.tunnels.iter().filter(|t| t.state == "trap").count();
+    let waiting = match waiting {
+        0 => String::new(),
+        1 => ", 1 waits for traffic".to_owned(),
+        many => format!(", {many} wait for traffic"),
+    };
     put(&format!(
-        "{} of {} up; {} {}{}\n",
+        "{} of {} up{waiting}; {} {}{}\n",
         report.up,
         report.tunnels.len(),
         report.daemon,

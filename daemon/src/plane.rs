@@ -18,11 +18,38 @@ use tokio::sync::mpsc;
 use crate::paths;
 use crate::shell::{self, Sockets};
 
-/// Either data plane, with what the settings have to say about its routes.
+/// Either data plane, with what the settings have to say about operations on it.
 pub(crate) struct Plane {
     inner: AnyPlane,
+    wishes: Wishes,
+}
+
+/// What of an operation is not wanted.
+#[derive(Clone, Copy, Debug)]
+struct Wishes {
     /// `charon.install_routes`.
     routes: bool,
+    /// `charon.install_virtual_ip`.
+    addresses: bool,
+}
+
+impl Wishes {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            routes: settings.install_routes,
+            addresses: settings.install_virtual_ip,
+        }
+    }
+
+    /// The operation as it is wanted; `None` if it is not.
+    fn of(self, mut op: Op) -> Option<Op> {
+        match &mut op {
+            Op::InstallPolicies(policies) => policies.routes &= self.routes,
+            Op::AddAddress { .. } | Op::RemoveAddress(_) if !self.addresses => return None,
+            _ => {}
+        }
+        Some(op)
+    }
 }
 
 /// Either data plane.
@@ -90,6 +117,7 @@ async fn open_xfrm(
     )?;
     let (plane, events) = XfrmPlane::start(XfrmOptions {
         ledger: Some(paths::ledger(settings)),
+        hash_thresholds: settings.spd_hash,
         ..XfrmOptions::default()
     })
     .await
@@ -99,7 +127,7 @@ async fn open_xfrm(
     Ok(Opened {
         plane: Plane {
             inner: AnyPlane::Xfrm(plane),
-            routes: settings.install_routes,
+            wishes: Wishes::from(settings),
         },
         events,
         sockets: Sockets { ike, nat_t },
@@ -149,7 +177,7 @@ async fn open_tun(
     Ok(Opened {
         plane: Plane {
             inner: AnyPlane::Tun(Box::new(plane)),
-            routes: settings.install_routes,
+            wishes: Wishes::from(settings),
         },
         events,
         sockets: Sockets { ike, nat_t },
@@ -178,26 +206,33 @@ impl DataPlane for Plane {
         }
     }
 
-    async fn apply(&self, mut op: Op) -> Result<Outcome, PlaneError> {
-        if let Op::InstallPolicies(policies) = &mut op {
-            policies.routes &= self.routes;
-        }
+    async fn apply(&self, op: Op) -> Result<Outcome, PlaneError> {
+        let Some(op) = self.wishes.of(op) else {
+            return Ok(Outcome::Done);
+        };
         match &self.inner {
             AnyPlane::Xfrm(plane) => plane.apply(op).await,
             AnyPlane::Tun(plane) => plane.apply(op).await,
         }
     }
 
-    async fn apply_all(&self, mut ops: Vec<Op>) -> Vec<Result<Outcome, PlaneError>> {
-        for op in &mut ops {
-            if let Op::InstallPolicies(policies) = op {
-                policies.routes &= self.routes;
+    async fn apply_all(&self, ops: Vec<Op>) -> Vec<Result<Outcome, PlaneError>> {
+        let mut skipped = Vec::new();
+        let mut wanted = Vec::with_capacity(ops.len());
+        for (index, op) in ops.into_iter().enumerate() {
+            match self.wishes.of(op) {
+                Some(op) => wanted.push(op),
+                None => skipped.push(index),
             }
         }
-        match &self.inner {
-            AnyPlane::Xfrm(plane) => plane.apply_all(ops).await,
-            AnyPlane::Tun(plane) => plane.apply_all(ops).await,
+        let mut answers = match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.apply_all(wanted).await,
+            AnyPlane::Tun(plane) => plane.apply_all(wanted).await,
+        };
+        for index in skipped {
+            answers.insert(index, Ok(Outcome::Done));
         }
+        answers
     }
 
     async fn reconcile(&self, dry_run: bool) -> Result<Audit, PlaneError> {
@@ -273,5 +308,37 @@ pub(crate) fn ike_settings(settings: &Settings, force_encap: bool) -> api::Setti
         replay_window: from.replay_window,
         reqid_base: from.reqid_base,
         force_encap,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_and_virtual_addresses_can_be_switched_off() {
+        let set = crate::fake_plane::policies(1, swanherd_ipsec::plane::PolicyAction::Bypass, true);
+        let install = || {
+            Op::InstallPolicies(Box::new(swanherd_ipsec::plane::PolicySet {
+                routes: true,
+                ..set.clone()
+            }))
+        };
+        let add = || Op::AddAddress {
+            addr: "10.99.0.1".parse().unwrap(),
+            local: "192.0.2.1".parse().unwrap(),
+        };
+        let remove = || Op::RemoveAddress("10.99.0.1".parse().unwrap());
+        let off = Wishes {
+            routes: false,
+            addresses: false,
+        };
+        let on = Wishes::from(&Settings::default());
+
+        assert_eq!(on.of(install()), Some(install()));
+        assert_eq!(on.of(add()), Some(add()));
+        assert_eq!(on.of(remove()), Some(remove()));
+        assert_eq!(off.of(install()), Some(Op::InstallPolicies(Box::new(set))));
+        assert_eq!((off.of(add()), off.of(remove())), (None, None));
     }
 }

@@ -2,6 +2,9 @@
 //! What swanherd tells of its data plane beyond strongSwan's VICI: the policies in force, and how
 //! what is there differs from what should be.
 
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, Error, check};
@@ -109,7 +112,43 @@ pub struct Reconciled {
     pub findings: Vec<Finding>,
 }
 
+/// Why the last attempt of a connection failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct LastError {
+    /// When, in seconds since the epoch.
+    pub at: u64,
+    /// Why.
+    pub text: String,
+}
+
+impl LastError {
+    /// How long ago that was by the clock of this host, such as `5m`.
+    pub fn age(&self) -> String {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        match now.saturating_sub(self.at) {
+            seconds @ 0..=119 => format!("{seconds}s"),
+            seconds @ 120..=7199 => format!("{}m", seconds / 60),
+            seconds @ 7200..=172_799 => format!("{}h", seconds / 3600),
+            seconds => format!("{}d", seconds / 86_400),
+        }
+    }
+}
+
 impl Client {
+    /// `list-last-errors`: the last error of each connection that had one. Of swanherd only.
+    ///
+    /// # Errors
+    /// See [`Client::call`]; [`Error::UnknownEvent`] from other daemons.
+    pub async fn last_errors(&mut self) -> Result<BTreeMap<String, LastError>, Error> {
+        let listed = self
+            .list("list-last-errors", "list-last-error", Message::new())
+            .await?;
+        Ok(listed.into_iter().collect())
+    }
+
     /// `list-installed-policies`: every policy in force. Of swanherd only.
     ///
     /// # Errors

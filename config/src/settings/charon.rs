@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::reference::CHARON;
+use super::reference::{CHARON, FIXED};
 use super::{FileLog, Settings};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::tree::{Entry, Item, Tree, Value};
@@ -128,6 +128,7 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
         "replay_window" => ike.replay_window = number()?,
         "reqid_base" => ike.reqid_base = number()?,
         "install_routes" => settings.install_routes = boolean()?,
+        "install_virtual_ip" => settings.install_virtual_ip = boolean()?,
         "user" => settings.user = Some(text.to_owned()),
         "group" => settings.group = Some(text.to_owned()),
         "plugins.vici.socket" => {
@@ -144,6 +145,21 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
             text.clone_into(&mut settings.vici_socket);
         }
         _ if PLUGIN_MANAGEMENT.contains(&entry.name.as_str()) => {}
+        _ if let Some(row) = FIXED.iter().find(|row| row.key == key) => {
+            let same = text == row.default
+                || value::boolean(text).is_some_and(|is| value::boolean(row.default) == Some(is));
+            if !same {
+                return Err(Diagnostic::warning(
+                    "not-honoured",
+                    format!(
+                        "the setting `{key} = {text}` is not honoured: {}",
+                        row.meaning
+                    ),
+                )
+                .key(key)
+                .at(value.location()));
+            }
+        }
         _ => {
             return Err(Diagnostic::warning(
                 "not-honoured",

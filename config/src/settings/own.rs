@@ -117,6 +117,13 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
                 .filter(|time| time.is_zero() || (5..=86_400).contains(&time.as_secs()))
                 .ok_or_else(|| invalid("0, or a time from 5s to 1d"))?;
         }
+        "spd_hash" => {
+            settings.spd_hash = match text {
+                "auto" => true,
+                "no" => false,
+                _ => return Err(invalid("auto or no")),
+            };
+        }
         "log.format" => {
             settings.log.format = match text {
                 "text" => LogFormat::Text,

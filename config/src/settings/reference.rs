@@ -129,12 +129,129 @@ pub(super) const CHARON: &[Row] = &[
     ),
     row("reqid_base", "1", "first request id"),
     row("install_routes", "yes", "routes for remote selectors"),
+    row(
+        "install_virtual_ip",
+        "yes",
+        "virtual addresses are added to the interface that has the local address",
+    ),
     row("user", "", "owner of the VICI socket"),
     row("group", "", "group of the VICI socket"),
     row(
         "plugins.vici.socket",
         "unix:///var/run/charon.vici",
         "where VICI listens",
+    ),
+];
+
+/// Below `charon`: what can be said, but not changed.
+pub(super) const FIXED: &[Row] = &[
+    row("routing_table", "220", "routes are in table 220"),
+    row(
+        "routing_table_prio",
+        "220",
+        "the rule for table 220 has priority 220",
+    ),
+    row(
+        "process_route",
+        "yes",
+        "changes of routes are always followed",
+    ),
+    row(
+        "install_virtual_ip_on",
+        "",
+        "virtual addresses are added to the interface that has the local address",
+    ),
+    row(
+        "interfaces_use",
+        "",
+        "every interface is used; `local_addrs` of a connection restricts it",
+    ),
+    row(
+        "interfaces_ignore",
+        "",
+        "every interface is used; `local_addrs` of a connection restricts it",
+    ),
+    row(
+        "prefer_temporary_addrs",
+        "no",
+        "the kernel chooses source addresses",
+    ),
+    row("spi_min", "0xc0000000", "SPIs begin at 0xc0000000"),
+    row("spi_max", "0xcfffffff", "SPIs end at 0xcfffffff"),
+    row(
+        "ignore_acquire_ts",
+        "no",
+        "the packet that asked for an SA is named to the peer",
+    ),
+    row(
+        "plugins.kernel-netlink.fwmark",
+        "",
+        "the rule for table 220 is for all packets",
+    ),
+    row(
+        "plugins.kernel-netlink.mtu",
+        "0",
+        "routes have no MTU of their own",
+    ),
+    row(
+        "plugins.kernel-netlink.mss",
+        "0",
+        "routes have no MSS of their own",
+    ),
+    row(
+        "plugins.kernel-netlink.install_routes_xfrmi",
+        "no",
+        "children with an interface id get no routes",
+    ),
+    row(
+        "plugins.kernel-netlink.policy_update",
+        "no",
+        "policies of others are never changed",
+    ),
+    row(
+        "plugins.kernel-netlink.port_bypass",
+        "no",
+        "the IKE sockets have policies of their own, so no ports need be let through",
+    ),
+    row(
+        "plugins.kernel-netlink.process_rules",
+        "no",
+        "changes of rules are not followed",
+    ),
+    row(
+        "plugins.kernel-netlink.roam_events",
+        "yes",
+        "changes of addresses and links are always followed",
+    ),
+    row(
+        "plugins.kernel-netlink.hw_offload_feature_interface",
+        "lo",
+        "offload is tried on the device that it is wanted of",
+    ),
+    row(
+        "plugins.kernel-netlink.xfrm_acq_expires",
+        "165",
+        "an SA may be installed after its reservation has expired; the system's `net.core.xfrm_acq_expires` is left alone",
+    ),
+    row(
+        "plugins.kernel-netlink.spdh_thresh.ipv4.lbits",
+        "32",
+        "see `swanherd.spd_hash`",
+    ),
+    row(
+        "plugins.kernel-netlink.spdh_thresh.ipv4.rbits",
+        "32",
+        "see `swanherd.spd_hash`",
+    ),
+    row(
+        "plugins.kernel-netlink.spdh_thresh.ipv6.lbits",
+        "128",
+        "see `swanherd.spd_hash`",
+    ),
+    row(
+        "plugins.kernel-netlink.spdh_thresh.ipv6.rbits",
+        "128",
+        "see `swanherd.spd_hash`",
     ),
 ];
 
@@ -165,6 +282,11 @@ pub(super) const OWN: &[Row] = &[
         "60s",
         "how often the data plane is compared with what should be in it, and mended; 0 is only at start and on demand",
     ),
+    row(
+        "spd_hash",
+        "auto",
+        "the kernel's hash thresholds of policies follow the prefixes in use (`auto`) or stay as they are (`no`)",
+    ),
     row("log.format", "text", "`text` or `json`, on standard error"),
     row(
         "metrics.listen",
@@ -193,12 +315,28 @@ pub(super) const OWN: &[Row] = &[
 /// The tables of the settings as Markdown, generated from what the code honours.
 pub fn reference() -> String {
     let mut text = String::new();
-    for (title, root, rows) in [
-        ("Settings of `swanherd { }`", "swanherd", OWN),
-        ("Honoured settings of `charon { }`", "charon", CHARON),
+    for (title, [value, meaning], root, rows) in [
+        (
+            "Settings of `swanherd { }`",
+            ["Default", "Meaning"],
+            "swanherd",
+            OWN,
+        ),
+        (
+            "Honoured settings of `charon { }`",
+            ["Default", "Meaning"],
+            "charon",
+            CHARON,
+        ),
+        (
+            "Settings of `charon { }` that have one value",
+            ["Value", "Any other is a warning, because"],
+            "charon",
+            FIXED,
+        ),
     ] {
         text.push_str(&format!(
-            "## {title}\n\n| Setting | Default | Meaning |\n|---|---|---|\n"
+            "## {title}\n\n| Setting | {value} | {meaning} |\n|---|---|---|\n"
         ));
         for row in rows {
             let default = if row.default.is_empty() {

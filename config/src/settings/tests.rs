@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::reference::{CHARON, OWN};
+use super::reference::{CHARON, FIXED, OWN};
 use super::*;
 use crate::files::MemoryFiles;
 
@@ -28,6 +28,25 @@ fn every_setting_of_the_reference_is_honoured_and_has_the_stated_default() {
 }
 
 #[test]
+fn a_setting_with_one_value_warns_of_any_other_and_says_why() {
+    for row in FIXED {
+        let text = nested("charon", row.key, row.default);
+        let (settings, warnings) = parse_settings(text.as_bytes()).unwrap();
+        assert!(warnings.is_empty(), "{text}: {warnings:?}");
+        assert_eq!(settings, Settings::default(), "{text}");
+
+        let text = nested("charon", row.key, "7");
+        let (settings, warnings) = parse_settings(text.as_bytes()).unwrap();
+        let [warning] = &warnings[..] else {
+            panic!("{text}: {warnings:?}");
+        };
+        assert!(warning.message.contains(row.key), "{warning:?}");
+        assert!(warning.message.ends_with(row.meaning), "{warning:?}");
+        assert_eq!(settings, Settings::default(), "{text}");
+    }
+}
+
+#[test]
 fn the_documentation_has_the_reference() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/settings.md");
     let text = std::fs::read_to_string(page).unwrap();
@@ -46,6 +65,7 @@ fn values_reach_their_settings() {
         retransmit_base = 1.25
         dos_protection = no
         user = vpn
+        install_virtual_ip = no
         filelog { main { path = /var/log/x.log
             default = 2
             ike = 3
@@ -61,6 +81,8 @@ fn values_reach_their_settings() {
         config = /etc/x.conf
         log { format = json }
         metrics { listen = off }
+        reconcile_interval = 5m
+        spd_hash = no
     }";
     let (settings, warnings) = parse_settings(text).unwrap();
     assert!(warnings.is_empty(), "{warnings:?}");
@@ -76,6 +98,8 @@ fn values_reach_their_settings() {
     assert_eq!(settings.dataplane, DataPlaneChoice::Tun);
     assert_eq!(settings.log.format, LogFormat::Json);
     assert_eq!(settings.metrics.listen, None);
+    assert_eq!(settings.reconcile_interval, Duration::from_secs(300));
+    assert!(!settings.spd_hash && !settings.install_virtual_ip);
 }
 
 #[test]
@@ -115,6 +139,8 @@ fn an_own_setting_that_is_unknown_or_invalid_is_an_error_with_its_place() {
         ),
         ("swanherd { dataplane = fast\n}", 1, None),
         ("swanherd { tun { mtu = 100\n} }", 1, None),
+        ("swanherd { reconcile_interval = 1s\n}", 1, None),
+        ("swanherd { spd_hash = 32\n}", 1, None),
     ] {
         let error = parse_settings(text.as_bytes()).unwrap_err();
         assert_eq!(error.location.as_ref().unwrap().line, line, "{text}");

@@ -35,6 +35,19 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         }
         let snapshot = self.control.snapshot();
         let (commands, connection, matches) = match command {
+            Command::Install {
+                ref connection,
+                ref child,
+            }
+            | Command::Uninstall {
+                ref connection,
+                ref child,
+            } => {
+                let name = connection
+                    .clone()
+                    .or_else(|| self.connection_of(Some(child)));
+                (vec![command], name, Vec::new())
+            }
             Command::Initiate {
                 connection,
                 child,

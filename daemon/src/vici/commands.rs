@@ -8,7 +8,7 @@ use swanherd_vici::Message;
 use zeroize::Zeroizing;
 
 use super::args::{failure, id, outcome, success, text};
-use super::names::NAMES;
+use super::names::{NAMES, printable};
 use super::render::{Moment, ike_name, ike_sa_with_children};
 use super::session::{Emitter, Reply, unix_now};
 use super::{certs, control as sas, installed, load, stats};
@@ -52,6 +52,7 @@ pub(super) fn start(
         "list-installed-policies" => {
             Box::pin(async move { installed::list_installed(&control, &emitter).await })
         }
+        "list-last-errors" => Box::pin(async move { list_last_errors(&control, &emitter).await }),
         "reconcile" => {
             Box::pin(async move { installed::reconcile(&control, &args, &emitter).await })
         }
@@ -128,6 +129,16 @@ async fn list_sas(control: Control, args: &Message, emitter: Emitter) -> Message
                 Message::new().with_section(ike_name(sa), section),
             )
             .await;
+    }
+    Message::new()
+}
+
+/// Why connections failed last.
+async fn list_last_errors(control: &Control, emitter: &Emitter) -> Message {
+    for (connection, (at, text)) in control.snapshot().last_errors.iter() {
+        let section = Message::new().with("at", at.to_string()).with("text", text);
+        let event = Message::new().with_section(printable(connection), section);
+        emitter.emit("list-last-error", event).await;
     }
     Message::new()
 }

@@ -9,7 +9,7 @@ use super::render::{Moment, child_sa, ike_name, ike_sa, ike_sa_with_children};
 use crate::logging::group_name;
 
 /// Every event that a client may register for, those of streaming commands included.
-pub(super) const KNOWN: [&str; 15] = [
+pub(super) const KNOWN: [&str; 16] = [
     "log",
     "control-log",
     "list-sa",
@@ -24,6 +24,7 @@ pub(super) const KNOWN: [&str; 15] = [
     "child-rekey",
     "alert",
     "list-installed-policy",
+    "list-last-error",
     "reconcile-finding",
 ];
 
