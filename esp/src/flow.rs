@@ -15,7 +15,7 @@ const MOBILITY: u8 = 135;
 const UDP_LITE: u8 = 136;
 
 /// Extension headers that are skipped before a packet is given up as having no ports.
-const MAX_EXTENSION_HEADERS: usize = 8;
+pub(crate) const MAX_EXTENSION_HEADERS: usize = 8;
 
 /// Addresses, protocol and ports of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,6 +100,16 @@ impl Flow {
                 ports(protocol, payload)
             },
         })
+    }
+
+    /// The flow of the answers.
+    pub fn reversed(&self) -> Self {
+        Self {
+            src: self.dst,
+            dst: self.src,
+            protocol: self.protocol,
+            ports: self.ports.map(|(src, dst)| (dst, src)),
+        }
     }
 
     /// Whether this packet, sent from the side of `source` to that of `destination`, is selected.

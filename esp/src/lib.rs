@@ -9,15 +9,17 @@
 #![forbid(unsafe_code)]
 
 pub mod flow;
+pub mod fragments;
 pub mod replay;
 pub mod sa;
 pub mod spd;
 mod suite;
 
 pub use flow::Flow;
+pub use fragments::Fragments;
 pub use replay::ReplayWindow;
 pub use sa::{Expiry, InboundSa, OpenError, Opened, OutboundSa, SealError};
-pub use spd::{Spd, Verdict};
+pub use spd::{Protection, Spd, Verdict};
 pub use suite::UnsupportedSuite;
 
 /// IP protocol number of a tunnelled IPv4 packet, the next header of tunnel mode.

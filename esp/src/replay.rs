@@ -31,6 +31,11 @@ impl ReplayWindow {
         }
     }
 
+    /// Packets in the window; 0 if replay checks are off.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
     /// The highest sequence number that was committed; 0 before the first.
     pub fn top(&self) -> u64 {
         self.top

@@ -47,8 +47,8 @@ pub enum OpenError {
     /// Authentication failed.
     #[error("the packet failed authentication")]
     Forged,
-    /// Authentic, but the padding runs past the payload.
-    #[error("the padding is longer than the packet")]
+    /// Authentic, but the padding leaves no payload.
+    #[error("the padding leaves nothing of the packet")]
     BadPadding,
     /// A hard limit in octets or packets was reached before.
     #[error("the SA has reached its hard limit")]
@@ -116,10 +116,14 @@ impl Usage {
     }
 
     fn soften(&mut self) {
-        if !self.soft_reported {
-            self.soft_reported = true;
+        if self.claim_soft() {
             self.pending.get_or_insert(Expiry::Soft);
         }
+    }
+
+    /// Whether nobody has reported a soft expiry before.
+    fn claim_soft(&mut self) -> bool {
+        !std::mem::replace(&mut self.soft_reported, true)
     }
 
     #[inline]
@@ -242,6 +246,18 @@ impl OutboundSa {
     pub fn take_expiry(&mut self) -> Option<Expiry> {
         self.usage.pending.take()
     }
+
+    /// To be called when a soft limit that the caller keeps, one in time, is reached. Whether it is
+    /// to be reported: one soft expiry is all that an SA has, by whatever limit comes first.
+    pub fn soften(&mut self) -> bool {
+        self.usage.claim_soft()
+    }
+
+    /// Whether a soft limit was reached.
+    #[inline]
+    pub fn is_dying(&self) -> bool {
+        self.usage.soft_reported
+    }
 }
 
 /// An inbound SA.
@@ -283,8 +299,8 @@ impl InboundSa {
     /// Verifies and decrypts `packet`, an ESP packet from its SPI to its ICV, in place.
     ///
     /// # Errors
-    /// See [`OpenError`]. The contents of `packet` are undefined then; the replay window moves
-    /// only for authentic packets.
+    /// See [`OpenError`]. The contents of `packet` are undefined then. As in Linux, only packets
+    /// that are opened move the replay window and are counted; dummies and garbage do neither.
     #[inline]
     pub fn open(&mut self, packet: &mut [u8]) -> Result<Opened, OpenError> {
         let start = ESP_HEADER + self.geometry.iv;
@@ -292,9 +308,6 @@ impl InboundSa {
             .len()
             .checked_sub(start + self.geometry.icv)
             .ok_or(OpenError::Malformed)?;
-        if body < 2 || body % self.geometry.align != 0 {
-            return Err(OpenError::Malformed);
-        }
         let low = packet[4..]
             .first_chunk()
             .map_or(0, |low| u32::from_be_bytes(*low));
@@ -303,28 +316,36 @@ impl InboundSa {
         } else {
             u64::from(low)
         };
-        if seq == 0 || !self.window.is_fresh(seq) {
-            self.replay_drops += 1;
-            return Err(OpenError::Replayed);
+        if self.window.size() > 0 {
+            // Number 0 is never sent (RFC 4303 section 3.3.3); nor can it be a replay.
+            if seq == 0 {
+                return Err(OpenError::Malformed);
+            }
+            if !self.window.is_fresh(seq) {
+                self.replay_drops += 1;
+                return Err(OpenError::Replayed);
+            }
         }
         if !self.usage.admit() {
             return Err(OpenError::Expired);
         }
-        if self.suite.open(packet, seq, self.esn).is_err() {
+        let whole = body >= 2 && body % self.geometry.align == 0;
+        if !whole || self.suite.open(packet, seq, self.esn).is_err() {
             self.integrity_drops += 1;
             return Err(OpenError::Forged);
         }
-        self.window.commit(seq);
 
         let trailer = start + body;
         let (padding, next_header) = (usize::from(packet[trailer - 2]), packet[trailer - 1]);
         let payload = (body - 2)
             .checked_sub(padding)
+            .filter(|payload| *payload > 0)
             .ok_or(OpenError::BadPadding)?;
-        self.usage.charge(payload);
         if next_header == PROTO_NONE {
             return Err(OpenError::Dummy);
         }
+        self.window.commit(seq);
+        self.usage.charge(payload);
         Ok(Opened {
             start,
             end: start + payload,
@@ -357,6 +378,18 @@ impl InboundSa {
     #[inline]
     pub fn take_expiry(&mut self) -> Option<Expiry> {
         self.usage.pending.take()
+    }
+
+    /// To be called when a soft limit that the caller keeps, one in time, is reached. Whether it is
+    /// to be reported: one soft expiry is all that an SA has, by whatever limit comes first.
+    pub fn soften(&mut self) -> bool {
+        self.usage.claim_soft()
+    }
+
+    /// Whether a soft limit was reached.
+    #[inline]
+    pub fn is_dying(&self) -> bool {
+        self.usage.soft_reported
     }
 }
 

@@ -8,20 +8,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{PolicyAction, PolicySet};
 
 use crate::Flow;
 
-/// Classes of computed priorities, lower wins. They are strongSwan's: shunts before children,
-/// children before traps.
-const BASE_SHUNT: u32 = 200_000;
-const BASE_CHILD: u32 = 400_000;
-const BASE_TRAP: u32 = 600_000;
-
-/// What the database says of an outbound packet.
+/// What the database says of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The set that decided.
@@ -33,12 +26,19 @@ pub struct Verdict {
 /// All policies of a host.
 #[derive(Clone, Debug, Default)]
 pub struct Spd {
-    sets: BTreeMap<u32, PolicySet>,
-    outbound: BTreeMap<Tuple, Vec<Entry>>,
+    sets: BTreeMap<u32, Installed>,
+    entries: BTreeMap<Tuple, Vec<Entry>>,
     /// Combinations of lengths in use, with the number of entries under each.
     shapes: BTreeMap<Shape, usize>,
-    by_reqid: BTreeMap<u32, Vec<u32>>,
-    generation: u64,
+    next_serial: u64,
+    bypasses: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Installed {
+    set: PolicySet,
+    /// Order of installation, which replacing does not change.
+    serial: u64,
 }
 
 /// Family and lengths of the covering prefixes of local and remote addresses.
@@ -60,6 +60,8 @@ struct Tuple {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     priority: u32,
+    /// Of equal priorities the older decides.
+    serial: u64,
     set: u32,
     action: PolicyAction,
     local: TrafficSelector,
@@ -67,48 +69,65 @@ struct Entry {
 }
 
 impl Spd {
-    /// Installs a set, or replaces the one of the same id.
-    pub fn insert(&mut self, set: PolicySet) {
+    /// Installs a set, or replaces the one of the same id. `priority` tells the priority of each
+    /// pair of selectors, local and remote; lower ones decide first.
+    pub fn insert(
+        &mut self,
+        set: PolicySet,
+        priority: impl Fn(&TrafficSelector, &TrafficSelector) -> u32,
+    ) {
+        let replaced = self.sets.get(&set.id).map(|installed| installed.serial);
         self.remove(set.id);
+        let serial = replaced.unwrap_or(self.next_serial);
+        self.next_serial = self.next_serial.max(serial + 1);
         for (local, remote) in pairs(&set) {
             let Some(tuple) = Tuple::of(local, remote) else {
                 continue;
             };
-            let entry = Entry {
-                priority: priority(&set, local, remote),
+            let mut entry = Entry {
+                priority: priority(local, remote),
+                serial,
                 set: set.id,
                 action: set.action,
                 local: *local,
                 remote: *remote,
             };
-            let entries = self.outbound.entry(tuple).or_default();
-            let at =
-                entries.partition_point(|e| (e.priority, e.set) <= (entry.priority, entry.set));
+            let entries = self.entries.entry(tuple).or_default();
+            let twin = entries.iter().position(|other| {
+                other.priority == entry.priority && other.selects_the_same(local, remote)
+            });
+            // A second policy for the very same packets takes the place of the first while it
+            // lasts.
+            let at = match twin {
+                Some(at) => {
+                    entry.serial = entries[at].serial;
+                    at
+                }
+                None => entries.partition_point(|e| e.rank() <= entry.rank()),
+            };
             entries.insert(at, entry);
             *self.shapes.entry(tuple.shape).or_default() += 1;
         }
-        if let Some(reqid) = reqid(&set) {
-            self.by_reqid.entry(reqid).or_default().push(set.id);
-        }
-        self.sets.insert(set.id, set);
-        self.generation += 1;
+        self.bypasses += usize::from(set.action == PolicyAction::Bypass);
+        self.sets.insert(set.id, Installed { set, serial });
     }
 
     /// Removes a set by id and returns it.
     pub fn remove(&mut self, id: u32) -> Option<PolicySet> {
-        let set = self.sets.remove(&id)?;
+        let set = self.sets.remove(&id)?.set;
+        self.bypasses -= usize::from(set.action == PolicyAction::Bypass);
         for (local, remote) in pairs(&set) {
             let Some(tuple) = Tuple::of(local, remote) else {
                 continue;
             };
-            let Some(entries) = self.outbound.get_mut(&tuple) else {
+            let Some(entries) = self.entries.get_mut(&tuple) else {
                 continue;
             };
             let before = entries.len();
             entries.retain(|entry| entry.set != id);
             let removed = before - entries.len();
             if entries.is_empty() {
-                self.outbound.remove(&tuple);
+                self.entries.remove(&tuple);
             }
             if let Some(count) = self.shapes.get_mut(&tuple.shape) {
                 *count -= removed;
@@ -117,35 +136,50 @@ impl Spd {
                 }
             }
         }
-        if let Some(reqid) = reqid(&set)
-            && let Some(ids) = self.by_reqid.get_mut(&reqid)
-        {
-            ids.retain(|other| *other != id);
-            if ids.is_empty() {
-                self.by_reqid.remove(&reqid);
-            }
-        }
-        self.generation += 1;
         Some(set)
-    }
-
-    /// Changes whenever the answer to some [`lookup`](Self::lookup) may, so that callers can keep
-    /// answers.
-    pub fn generation(&self) -> u64 {
-        self.generation
     }
 
     /// The set of this id.
     pub fn get(&self, id: u32) -> Option<&PolicySet> {
-        self.sets.get(&id)
+        self.sets.get(&id).map(|installed| &installed.set)
     }
 
     /// All sets by id.
     pub fn sets(&self) -> impl Iterator<Item = &PolicySet> {
-        self.sets.values()
+        self.sets.values().map(|installed| &installed.set)
     }
 
-    /// The policy of an outbound packet, or `None` if no policy selects it.
+    /// How many sets let packets pass in clear.
+    pub fn bypasses(&self) -> usize {
+        self.bypasses
+    }
+
+    /// An installed set that selects the very packets that `set` selects, for SAs of another
+    /// request id, and the pair of selectors in question. No packet could tell the two apart.
+    pub fn conflict(
+        &self,
+        set: &PolicySet,
+    ) -> Option<(&PolicySet, TrafficSelector, TrafficSelector)> {
+        let wanted = reqid(set)?;
+        pairs(set).find_map(|(local, remote)| {
+            let entries = self.entries.get(&Tuple::of(local, remote)?)?;
+            let other = entries.iter().find(|entry| {
+                entry.set != set.id
+                    && entry.selects_the_same(local, remote)
+                    && matches!(entry.action, PolicyAction::Protect { reqid, .. } if reqid != wanted)
+            })?;
+            Some((self.get(other.set)?, *local, *remote))
+        })
+    }
+
+    /// Whether a set selects anything at all: one whose selectors are of different address
+    /// families, side against side, does not.
+    pub fn selects_anything(set: &PolicySet) -> bool {
+        pairs(set).any(|(local, remote)| Tuple::of(local, remote).is_some())
+    }
+
+    /// The policy of an outbound packet, or `None` if no policy selects it. For an inbound packet
+    /// ask with its flow [reversed](Flow::reversed).
     pub fn lookup(&self, flow: &Flow) -> Option<Verdict> {
         let (local, remote) = (bits(flow.src), bits(flow.dst));
         let v6 = flow.src.is_ipv6();
@@ -156,15 +190,15 @@ impl Spd {
                 local: local & mask(v6, shape.local_len),
                 remote: remote & mask(v6, shape.remote_len),
             };
-            let Some(entries) = self.outbound.get(&tuple) else {
+            let Some(entries) = self.entries.get(&tuple) else {
                 continue;
             };
-            // Sorted by priority: the first that selects the packet is the best of this tuple.
+            // In order of rank: the first that selects the packet is the best of this tuple.
             let found = entries
                 .iter()
                 .find(|entry| flow.is_selected(&entry.local, &entry.remote));
             if let Some(found) = found
-                && best.is_none_or(|best| (found.priority, found.set) < (best.priority, best.set))
+                && best.is_none_or(|best| found.rank() < best.rank())
             {
                 best = Some(found);
             }
@@ -175,17 +209,44 @@ impl Spd {
         })
     }
 
-    /// Whether a packet that an SA of `reqid` protected may come in (RFC 4301 section 5.2,
-    /// step 4). Traps do not count: they say what may be negotiated, not what was.
-    pub fn admits_inbound(&self, reqid: u32, flow: &Flow) -> bool {
-        let Some(ids) = self.by_reqid.get(&reqid) else {
+    /// Whether a packet that `sa` protected may come in (RFC 4301 section 5.2, step 4): the policy
+    /// that decides on it asks for protection by such an SA.
+    pub fn admits_inbound(&self, sa: &Protection, flow: &Flow) -> bool {
+        let Some(verdict) = self.lookup(&flow.reversed()) else {
             return false;
         };
-        ids.iter()
-            .filter_map(|id| self.sets.get(id))
-            .filter(|set| !set.trap)
-            .flat_map(pairs)
-            .any(|(local, remote)| flow.is_selected(remote, local))
+        let PolicyAction::Protect {
+            local,
+            remote,
+            reqid,
+            ..
+        } = verdict.action
+        else {
+            return false;
+        };
+        (reqid == 0 || reqid == sa.reqid) && local == sa.local && remote == sa.remote
+    }
+}
+
+/// By what an inbound packet was protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protection {
+    /// Request id of the SA.
+    pub reqid: u32,
+    /// Outer destination.
+    pub local: IpAddr,
+    /// Outer source.
+    pub remote: IpAddr,
+}
+
+impl Entry {
+    /// Lower ones decide first.
+    fn rank(&self) -> (u32, u64) {
+        (self.priority, self.serial)
+    }
+
+    fn selects_the_same(&self, local: &TrafficSelector, remote: &TrafficSelector) -> bool {
+        self.local == *local && self.remote == *remote
     }
 }
 
@@ -211,39 +272,6 @@ impl Tuple {
             remote: bits(remote.start) & mask(v6, remote_len),
         })
     }
-}
-
-/// The priority of one pair of selectors: that of the set, or one computed as strongSwan does, so
-/// that narrower selectors win within a class.
-pub fn priority(set: &PolicySet, local: &TrafficSelector, remote: &TrafficSelector) -> u32 {
-    if let Some(priority) = set.priority {
-        return priority;
-    }
-    let base = match set.action {
-        PolicyAction::Bypass | PolicyAction::Discard => BASE_SHUNT,
-        PolicyAction::Protect { .. } if set.trap => BASE_TRAP,
-        PolicyAction::Protect { .. } => BASE_CHILD,
-    };
-    let v6 = local.start.is_ipv6();
-    let narrowness = [local, remote].map(|ts| {
-        let prefix = u32::from(covering(v6, ts.start, ts.end));
-        let ports = if ts.is_opaque() {
-            16
-        } else {
-            port_bits(ts.start_port..=ts.end_port)
-        };
-        prefix * 256 + ports * 2
-    });
-    let protocol = if local.protocol.max(remote.protocol) == 0 {
-        0
-    } else {
-        128
-    };
-    base - narrowness.iter().sum::<u32>() - protocol
-}
-
-fn port_bits(range: RangeInclusive<u16>) -> u32 {
-    (range.start() ^ range.end()).leading_zeros()
 }
 
 fn pairs(set: &PolicySet) -> impl Iterator<Item = (&TrafficSelector, &TrafficSelector)> {

@@ -93,6 +93,11 @@ fuzz_target!(|data: &[u8]| {
             0 => {
                 assert!(inward.open(&mut octets.to_vec()).is_err());
             }
+            // Nothing is no payload.
+            1 if octets.is_empty() => {
+                let mut packet = seal(&mut out, octets);
+                assert_eq!(inward.open(&mut packet), Err(OpenError::BadPadding));
+            }
             // In order: arrives once, with what was sent.
             1 => {
                 let sealed = seal(&mut out, octets);

@@ -20,8 +20,10 @@
 //! ESP packet.
 
 mod checksum;
+mod clear;
 mod coalesce;
 mod deadlines;
+mod detour;
 mod device;
 mod ecn;
 mod listing;
@@ -42,6 +44,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use swanherd_esp::Spd;
 use swanherd_ipsec::plane::{
     Direction, Mode, Op, Outcome, PlaneError, PlaneEvent, PolicyAction, PolicySet, SaCounters,
     SaEntry, SaId, UdpEncap,
@@ -52,10 +55,12 @@ use tokio::task::AbortHandle;
 use crate::audit::{Audit, ListedPolicy};
 use crate::plane::{DataPlane, EventCounts, PlaneKind};
 use crate::udp::{IkeSocket, Received};
+use crate::xfrm::priority_between;
+use clear::Clear;
 use device::{Device, Waker};
 use shared::Shared;
 use system::System;
-use tables::{Inbound, Outbound};
+use tables::{Inbound, Outbound, Template};
 
 /// Mark of our own packets unless configured otherwise.
 pub const DEFAULT_MARK: u32 = 0xdc;
@@ -65,6 +70,9 @@ const SPI_FIRST: u32 = 0xc000_0000;
 const SPI_COUNT: u32 = 0x1000_0000;
 /// Attempts to draw a free SPI. With 2^28 of them the first nearly always is.
 const SPI_ATTEMPTS: u32 = 64;
+
+/// More pairs of selectors than this in one set of policies are a mistake or an attack.
+const MAX_PAIRS: usize = 4096;
 
 /// Smallest MTU that IPv6 allows.
 const MIN_MTU: u32 = 1280;
@@ -133,6 +141,8 @@ impl TunPlane {
                 ),
             ));
         }
+        let clear = Clear::open(config.mark)?;
+        let waker = Waker::new()?;
         let device = Device::create(&config.device, config.workers.clamp(1, 64))?;
         let mut system = System::open(device.index(), config.mark)?;
         let batch = SOCKET_BATCH / (config.mtu + ESP_OVERHEAD);
@@ -150,7 +160,7 @@ impl TunPlane {
             joins_udp = device.joins_udp(),
             "TUN plane runs"
         );
-        let shared = Arc::new(Shared::new(device, socket, Waker::new()?, events, ike));
+        let shared = Arc::new(Shared::new(device, socket, waker, clear, events, ike));
         let mut plane = Self {
             ticker: tokio::spawn(tick(Arc::downgrade(&shared))).abort_handle(),
             shared,
@@ -245,6 +255,12 @@ impl TunPlane {
                     return Err(taken());
                 }
                 tables.insert_outbound(id, sa);
+                drop(tables);
+                let template = Template {
+                    reqid: entry.reqid,
+                    remote: entry.dst,
+                };
+                self.shared.forget_acquires(|asked| *asked == template);
             }
             Direction::Fwd => return Err(refused(&what(), "SAs have no forward direction")),
         }
@@ -294,23 +310,65 @@ impl TunPlane {
                 "this plane knows neither marks nor XFRM interfaces",
             ));
         }
+        if set.local.len().saturating_mul(set.remote.len()) > MAX_PAIRS {
+            let reason = format!("more than {MAX_PAIRS} pairs of selectors");
+            return Err(refused(&what, &reason));
+        }
+        if !Spd::selects_anything(&set) {
+            return Err(refused(&what, "no local selector goes with a remote one"));
+        }
         let mut system = self.system.lock().await;
-        let old = self.shared.tables().spd.get(set.id).cloned();
+        let old = {
+            let tables = self.shared.tables();
+            if let Some((other, local, remote)) = tables.spd.conflict(&set) {
+                let reason = format!(
+                    "the policy between {}-{} and {}-{} belongs to {}; this plane knows neither \
+                     if_id nor marks to tell them apart, the kernel's does",
+                    local.start, local.end, remote.start, remote.end, other.owner
+                );
+                return Err(refused(&what, &reason));
+            }
+            tables.spd.get(set.id).cloned()
+        };
+        let others = self.route_relevant(set.id, set.action);
         system
-            .install(&set, old.as_ref())
+            .install(&set, old.as_ref(), &others)
             .await
             .map_err(|e| refused(&what, &e.to_string()))?;
-        self.shared.forget_acquire(set.id);
-        self.shared.tables_mut().spd.insert(set);
+        self.insert_policies(set);
         Ok(Outcome::Done)
+    }
+
+    /// The other sets, as far as the routes of a set with `action` and theirs depend on each other:
+    /// without a bypass anywhere, they do not.
+    fn route_relevant(&self, id: u32, action: PolicyAction) -> Vec<PolicySet> {
+        let tables = self.shared.tables();
+        let bypass = |action: PolicyAction| action == PolicyAction::Bypass;
+        if !bypass(action) && tables.spd.bypasses() == 0 {
+            return Vec::new();
+        }
+        let others = tables.spd.sets().filter(|set| set.id != id);
+        others.cloned().collect()
+    }
+
+    fn insert_policies(&self, set: PolicySet) {
+        if let PolicyAction::Protect { reqid, .. } = set.action {
+            self.shared.forget_acquires(|asked| asked.reqid == reqid);
+        }
+        let ranked = set.clone();
+        let rank = |local: &_, remote: &_| priority_between(&ranked, local, remote);
+        self.shared.tables_mut().spd.insert(set, rank);
     }
 
     async fn remove_policies(&self, id: u32) -> Result<Outcome, PlaneError> {
         let mut system = self.system.lock().await;
         let removed = self.shared.tables_mut().spd.remove(id);
-        self.shared.forget_acquire(id);
         if let Some(set) = removed {
-            system.remove(&set).await;
+            if let PolicyAction::Protect { reqid, .. } = set.action {
+                self.shared.forget_acquires(|asked| asked.reqid == reqid);
+            }
+            let others = self.route_relevant(id, set.action);
+            system.remove(&set, &others).await;
         }
         Ok(Outcome::Done)
     }
@@ -369,7 +427,7 @@ impl DataPlane for TunPlane {
         let tables = self.shared.tables();
         Ok(Audit {
             findings: findings.map_err(|e| refused("audit the routes", &e.to_string()))?,
-            sas: tables.counters().len(),
+            sas: tables.sas(),
             policies: listing::policies(&tables.spd).len(),
             ..Audit::default()
         })
@@ -380,7 +438,10 @@ impl DataPlane for TunPlane {
     }
 
     fn event_counts(&self) -> EventCounts {
-        EventCounts::default()
+        EventCounts {
+            acquires: self.shared.acquire_counts(),
+            ..EventCounts::default()
+        }
     }
 
     async fn counters(&self) -> Result<BTreeMap<SaId, SaCounters>, PlaneError> {
@@ -409,6 +470,9 @@ impl DataPlane for TunPlane {
         });
         let _ = joined.await;
         self.system.lock().await.shutdown().await;
+        if let Err(error) = self.shared.device.close() {
+            tracing::warn!(%error, device = self.shared.device.name(), "TUN device stays behind");
+        }
         *self.shared.tables_mut() = tables::Tables::default();
     }
 }

@@ -44,7 +44,7 @@ mod thresholds;
 
 pub(crate) use claims::{claims, owner};
 pub use inspect::{Inspection, inspect};
-pub(crate) use selector::covering_prefix;
+pub(crate) use selector::{covering_prefix, priority_between};
 pub(crate) use states::try_sa;
 
 use books::Books;

@@ -409,7 +409,7 @@ proptest! {
     fn what_is_sealed_opens(
         suite in proptest::sample::select(SUITES),
         esn in any::<bool>(),
-        payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 1..4),
+        payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..200), 1..4),
     ) {
         let (mut outbound, mut inbound) = pair(suite, esn);
         for payload in payloads {

@@ -54,52 +54,114 @@ fn flow(src: &str, dst: &str) -> Flow {
     }
 }
 
+fn insert(spd: &mut Spd, set: PolicySet) {
+    let priority = set.priority.unwrap_or(1000);
+    spd.insert(set, |_, _| priority);
+}
+
+fn with_priority(priority: u32, set: PolicySet) -> PolicySet {
+    PolicySet {
+        priority: Some(priority),
+        ..set
+    }
+}
+
+fn protection(reqid: u32) -> Protection {
+    Protection {
+        reqid,
+        local: Ipv4Addr::new(192, 0, 2, 1).into(),
+        remote: Ipv4Addr::new(192, 0, 2, 2).into(),
+    }
+}
+
 #[test]
-fn narrower_selectors_win_and_shunts_win_over_children() {
+fn the_lowest_priority_decides_and_of_equal_ones_the_older() {
     let mut spd = Spd::default();
     let any = TrafficSelector::any_v4();
-    spd.insert(set(1, protect(1), any, any));
-    spd.insert(set(2, protect(2), any, net("10.2.0.0", 16)));
-    let mut trap = set(3, protect(3), any, net("10.2.3.4", 32));
-    trap.trap = true;
-    spd.insert(trap);
-    spd.insert(set(4, PolicyAction::Bypass, any, net("10.9.0.0", 16)));
-
-    let decides = |dst| {
+    let decides = |spd: &Spd, dst| {
         spd.lookup(&flow("10.1.0.1", dst))
             .map(|verdict| verdict.set)
     };
-    assert_eq!(decides("8.8.8.8"), Some(1));
-    assert_eq!(decides("10.2.3.4"), Some(2));
-    assert_eq!(decides("10.9.0.1"), Some(4));
+    insert(&mut spd, set(9, protect(1), any, any));
+    insert(
+        &mut spd,
+        with_priority(7, set(3, protect(3), any, net("10.2.3.4", 32))),
+    );
+    let equal = set(2, protect(2), any, net("10.2.0.0", 16));
+    insert(&mut spd, equal.clone());
+    assert_eq!(decides(&spd, "8.8.8.8"), Some(9));
+    assert_eq!(decides(&spd, "10.2.3.4"), Some(3));
+    assert_eq!(decides(&spd, "10.2.0.1"), Some(9));
     assert_eq!(spd.lookup(&flow("2001:db8::1", "2001:db8::2")), None);
+
+    // Replacing makes nothing younger, nor older.
+    insert(&mut spd, set(9, protect(1), any, any));
+    assert_eq!(decides(&spd, "10.2.0.1"), Some(9));
+    spd.remove(9);
+    assert_eq!(decides(&spd, "10.2.0.1"), Some(2));
+
+    // For the very same packets, the newer one decides while it lasts.
+    insert(&mut spd, PolicySet { id: 5, ..equal });
+    assert_eq!(decides(&spd, "10.2.0.1"), Some(5));
+    spd.remove(5);
+    assert_eq!(decides(&spd, "10.2.0.1"), Some(2));
 }
 
 #[test]
 fn replacing_and_removing_leave_nothing_behind() {
     let mut spd = Spd::default();
     let any = TrafficSelector::any_v4();
-    spd.insert(set(7, protect(1), any, net("10.2.0.0", 16)));
-    spd.insert(set(7, protect(2), any, net("10.3.0.0", 16)));
+    insert(&mut spd, set(7, protect(1), any, net("10.2.0.0", 16)));
+    insert(&mut spd, set(7, protect(2), any, net("10.3.0.0", 16)));
     assert_eq!(spd.lookup(&flow("10.1.0.1", "10.2.0.1")), None);
     assert!(spd.lookup(&flow("10.1.0.1", "10.3.0.1")).is_some());
-    assert!(!spd.admits_inbound(1, &flow("10.3.0.1", "10.1.0.1")));
+    assert!(!spd.admits_inbound(&protection(1), &flow("10.3.0.1", "10.1.0.1")));
 
     assert!(spd.remove(7).is_some());
     assert!(spd.remove(7).is_none());
-    assert!(spd.outbound.is_empty() && spd.shapes.is_empty() && spd.by_reqid.is_empty());
+    assert!(spd.entries.is_empty() && spd.shapes.is_empty() && spd.sets.is_empty());
 }
 
 #[test]
-fn inbound_packets_must_fit_the_selectors_of_their_own_child() {
+fn inbound_packets_must_fit_the_policy_that_decides_on_them() {
     let mut spd = Spd::default();
-    spd.insert(set(1, protect(1), net("10.1.0.0", 16), net("10.2.0.0", 16)));
-    spd.insert(set(2, protect(2), net("10.1.0.0", 16), net("10.3.0.0", 16)));
+    let (local, one) = (net("10.1.0.0", 16), net("10.2.0.0", 16));
+    insert(&mut spd, set(1, protect(1), local, one));
+    insert(&mut spd, set(2, protect(2), local, net("10.3.0.0", 16)));
+    let bypass = set(3, PolicyAction::Bypass, local, net("10.2.9.0", 24));
+    insert(&mut spd, with_priority(5, bypass));
+    let any = set(4, protect(0), local, net("10.4.0.0", 16));
+    insert(&mut spd, any);
 
-    assert!(spd.admits_inbound(1, &flow("10.2.0.1", "10.1.0.1")));
-    assert!(!spd.admits_inbound(1, &flow("10.3.0.1", "10.1.0.1")));
-    assert!(!spd.admits_inbound(1, &flow("10.1.0.1", "10.2.0.1")));
-    assert!(!spd.admits_inbound(9, &flow("10.2.0.1", "10.1.0.1")));
+    let admits = |reqid, src, dst| spd.admits_inbound(&protection(reqid), &flow(src, dst));
+    assert!(admits(1, "10.2.0.1", "10.1.0.1"));
+    assert!(!admits(1, "10.3.0.1", "10.1.0.1"));
+    assert!(!admits(1, "10.1.0.1", "10.2.0.1"));
+    assert!(!admits(9, "10.2.0.1", "10.1.0.1"));
+    assert!(!admits(1, "10.2.9.1", "10.1.0.1"));
+    assert!(admits(9, "10.4.0.1", "10.1.0.1"));
+    let elsewhere = Protection {
+        remote: Ipv4Addr::new(192, 0, 2, 3).into(),
+        ..protection(1)
+    };
+    assert!(!spd.admits_inbound(&elsewhere, &flow("10.2.0.1", "10.1.0.1")));
+}
+
+#[test]
+fn the_same_packets_for_another_request_id_are_a_conflict() {
+    let mut spd = Spd::default();
+    let (local, remote) = (net("10.1.0.0", 16), net("10.2.0.0", 16));
+    insert(&mut spd, set(1, protect(1), local, remote));
+
+    let conflict = |id, action, remote| {
+        let set = set(id, action, local, remote);
+        spd.conflict(&set).map(|(other, ..)| other.id)
+    };
+    assert_eq!(conflict(2, protect(2), remote), Some(1));
+    assert_eq!(conflict(2, protect(1), remote), None);
+    assert_eq!(conflict(1, protect(2), remote), None);
+    assert_eq!(conflict(2, PolicyAction::Bypass, remote), None);
+    assert_eq!(conflict(2, protect(2), net("10.2.0.0", 17)), None);
 }
 
 #[test]
@@ -107,12 +169,10 @@ fn thousands_of_tunnels_share_one_shape() {
     let mut spd = Spd::default();
     for index in 0..5_000u32 {
         let remote = TrafficSelector::host(Ipv4Addr::from_bits(0x0a80_0000 + index).into());
-        spd.insert(set(
-            index + 1,
-            protect(index + 1),
-            net("10.1.0.0", 16),
-            remote,
-        ));
+        insert(
+            &mut spd,
+            set(index + 1, protect(index + 1), net("10.1.0.0", 16), remote),
+        );
     }
     assert_eq!(spd.shapes.len(), 1);
     let found = spd.lookup(&flow("10.1.0.1", "10.128.0.77")).unwrap();
@@ -147,8 +207,8 @@ proptest! {
             let action = if kind == 0 { PolicyAction::Discard } else { protect(id + 1) };
             let mut set = set(id, action, local, remote);
             set.trap = kind == 1;
-            set.priority = (kind == 2).then_some(300_000);
-            spd.insert(set.clone());
+            set.priority = Some(300_000 + u32::from(kind == 2));
+            insert(&mut spd, set.clone());
             all.push(set);
         }
         for id in removed {
@@ -164,7 +224,14 @@ proptest! {
         let expected = all
             .iter()
             .filter(|set| flow.is_selected(&set.local[0], &set.remote[0]))
-            .min_by_key(|set| (priority(set, &set.local[0], &set.remote[0]), set.id))
+            .min_by_key(|set| {
+                let twins = |other: &&PolicySet| {
+                    (other.priority, &other.local, &other.remote)
+                        == (set.priority, &set.local, &set.remote)
+                };
+                let eldest = all.iter().find(twins).map_or(set.id, |twin| twin.id);
+                (set.priority, eldest, std::cmp::Reverse(set.id))
+            })
             .map(|set| set.id);
         prop_assert_eq!(spd.lookup(&flow).map(|verdict| verdict.set), expected);
     }

@@ -97,6 +97,24 @@ impl Device {
         self.queues[queue].as_raw_fd()
     }
 
+    /// Removes the device. Its descriptors lead nowhere from then on. Nobody may wait for it.
+    pub(super) fn close(&self) -> io::Result<()> {
+        let nowhere = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/null")?;
+        for queue in &self.queues {
+            // SAFETY: both descriptors are open and ours. The one that is replaced stays valid for
+            // its owner; what it named is closed.
+            let status =
+                unsafe { libc::dup3(nowhere.as_raw_fd(), queue.as_raw_fd(), libc::O_CLOEXEC) };
+            if status < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    }
+
     /// Reads one packet with its offload header; `WouldBlock` if there is none.
     pub(super) fn read(&self, queue: usize, buffer: &mut [u8]) -> io::Result<usize> {
         (&self.queues[queue]).read(buffer)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Traffic class octets across the tunnel: DSCP as configured, ECN by RFC 6040.
+//! Traffic class octets across the tunnel: DSCP as configured, ECN as the kernel's ESP does it, by
+//! RFC 3168 section 9.1.1 (full functionality).
 
 use swanherd_ipsec::plane::SaEntry;
 
@@ -7,6 +8,7 @@ use super::checksum::Sum;
 
 const ECN: u8 = 0b11;
 const CONGESTION_EXPERIENCED: u8 = 0b11;
+const ECN_CAPABLE: u8 = 0b10;
 
 /// Which bits an SA takes over from header to header.
 #[derive(Clone, Copy, Debug)]
@@ -30,29 +32,30 @@ impl ClassRules {
     pub(super) fn outer(self, inner: &[u8]) -> u8 {
         let class = traffic_class(inner);
         let dscp = if self.dscp_out { class & !ECN } else { 0 };
-        let ecn = if self.ecn { class & ECN } else { 0 };
+        let ecn = match class & ECN {
+            _ if !self.ecn => 0,
+            // Congestion before the tunnel is in the inner header already.
+            CONGESTION_EXPERIENCED => ECN_CAPABLE,
+            ecn => ecn,
+        };
         dscp | ecn
     }
 
-    /// Carries the outer traffic class over into `inner`. `false`: the packet must be dropped,
-    /// because a router marked congestion on a packet whose sender would not understand it.
+    /// Carries the outer traffic class over into `inner`. A mark of congestion is lost on a packet
+    /// whose sender would not understand it.
     #[inline]
-    pub(super) fn apply_to_inner(self, inner: &mut [u8], outer: u8) -> bool {
+    pub(super) fn apply_to_inner(self, inner: &mut [u8], outer: u8) {
         let class = traffic_class(inner);
         let mut wanted = class;
         if self.dscp_in {
             wanted = wanted & ECN | outer & !ECN;
         }
-        if self.ecn && outer & ECN == CONGESTION_EXPERIENCED {
-            if class & ECN == 0 {
-                return false;
-            }
+        if self.ecn && outer & ECN == CONGESTION_EXPERIENCED && class & ECN != 0 {
             wanted |= CONGESTION_EXPERIENCED;
         }
         if wanted != class {
             set_traffic_class(inner, wanted);
         }
-        true
     }
 }
 
@@ -101,18 +104,21 @@ mod tests {
         for v6 in [false, true] {
             let mut packet = tcp_packet(v6, 1, 0x10, b"x");
             set_traffic_class(&mut packet, 0b1011_1010);
-            assert!(ECN_ONLY.apply_to_inner(&mut packet, 0b11));
+            ECN_ONLY.apply_to_inner(&mut packet, 0b11);
             assert_eq!(traffic_class(&packet), 0b1011_1011);
             assert!(checksums_are_valid(&packet));
-            assert_eq!(ECN_ONLY.outer(&packet), 0b11);
+            assert_eq!(ECN_ONLY.outer(&packet), 0b10);
         }
     }
 
     #[test]
-    fn congestion_marks_on_a_packet_without_ecn_drop_it() {
+    fn congestion_marks_are_not_for_packets_without_ecn() {
         let mut packet = tcp_packet(false, 1, 0x10, b"x");
-        assert!(!ECN_ONLY.apply_to_inner(&mut packet, 0b11));
-        assert!(ECN_ONLY.apply_to_inner(&mut packet, 0b10));
+        let before = packet.clone();
+        for outer in [0b11, 0b10] {
+            ECN_ONLY.apply_to_inner(&mut packet, outer);
+            assert_eq!(packet, before);
+        }
     }
 
     #[test]
@@ -123,7 +129,7 @@ mod tests {
             dscp_in: true,
         };
         let mut packet = tcp_packet(true, 1, 0x10, b"x");
-        assert!(rules.apply_to_inner(&mut packet, 0b1011_1011));
+        rules.apply_to_inner(&mut packet, 0b1011_1011);
         assert_eq!(traffic_class(&packet), 0b1011_1000);
         assert_eq!(rules.outer(&packet), 0b1011_1000);
     }

@@ -8,7 +8,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use swanherd_esp::{Flow, OpenError, Opened, PROTO_IPV4, PROTO_IPV6, spi_of};
+use swanherd_esp::{
+    Flow, Fragments, OpenError, Opened, PROTO_IPV4, PROTO_IPV6, Protection, spi_of,
+};
 use swanherd_ipsec::plane::PlaneEvent;
 
 use super::coalesce::{Coalescer, Sink};
@@ -28,6 +30,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
         shared: Arc::clone(shared),
         coalescer: Coalescer::new(shared.device.joins_udp()),
         opened: Vec::with_capacity(128),
+        fragments: Fragments::default(),
         run_spi: None,
     };
     let mut buffer = vec![0; BUFFER];
@@ -56,6 +59,8 @@ struct Receiver {
     coalescer: Coalescer,
     /// Payloads of the ESP packets opened last, scratch.
     opened: Vec<Range<usize>>,
+    /// Ports of inner packets that come in fragments.
+    fragments: Fragments,
     /// The SA that the coalescer's run came by.
     run_spi: Option<u32>,
 }
@@ -115,8 +120,8 @@ impl Receiver {
                     let sa = shared.tables().inbound(spi).map(Arc::clone);
                     match sa {
                         Some(sa) => {
-                            self.open_run(buffer, meta, &sa, spi, range, &mut datagrams);
-                            self.pass_on(buffer, meta, &sa, spi);
+                            let by = self.open_run(buffer, meta, &sa, spi, range, &mut datagrams);
+                            self.pass_on(buffer, meta, &sa, spi, &by);
                         }
                         None => shared.count(DropReason::UnknownSpi, 1),
                     }
@@ -134,15 +139,23 @@ impl Receiver {
         spi: u32,
         mut range: Range<usize>,
         datagrams: &mut Datagrams,
-    ) {
+    ) -> Protection {
         let shared = &self.shared;
         let mut state = sa.state();
+        let protection = state.protection(sa.reqid);
+        // An SA is named by SPI and destination.
+        if meta.local.ip() != state.id.dst {
+            shared.count(DropReason::UnknownSpi, 1);
+            return protection;
+        }
         let mut authentic = false;
+        let mut used = false;
         loop {
             let start = range.start;
             match state.sa.open(&mut buffer[range]) {
                 Ok(opened) => {
                     authentic = true;
+                    used = true;
                     match opened.next_header {
                         PROTO_IPV4 | PROTO_IPV6 => self.opened.push(place(&opened, start)),
                         _ => shared.count(DropReason::Malformed, 1),
@@ -164,8 +177,10 @@ impl Receiver {
                 _ => break,
             }
         }
-        if authentic {
+        if used {
             state.last_used = shared.now();
+        }
+        if authentic {
             let unexpected = meta.remote != state.peer && state.reported != Some(meta.remote);
             if unexpected && report_mapping(shared, &state.id, meta.remote) {
                 state.reported = Some(meta.remote);
@@ -174,10 +189,18 @@ impl Receiver {
         if let Some(expiry) = state.sa.take_expiry() {
             shared.expired(state.id, expiry);
         }
+        protection
     }
 
     /// Checks what was opened against policy and hands it to the device.
-    fn pass_on(&mut self, buffer: &mut [u8], meta: &ReceivedMeta, sa: &Inbound, spi: u32) {
+    fn pass_on(
+        &mut self,
+        buffer: &mut [u8],
+        meta: &ReceivedMeta,
+        sa: &Inbound,
+        spi: u32,
+        by: &Protection,
+    ) {
         if self.run_spi != Some(spi) {
             // No run across SAs: a packet that continues one is not checked again, so all of it
             // must have come by the same SA.
@@ -188,15 +211,14 @@ impl Receiver {
         let tables = shared.tables();
         let mut sink = DeviceSink { shared };
         for range in self.opened.drain(..) {
-            if !sa
-                .class
-                .apply_to_inner(&mut buffer[range.clone()], meta.tos)
-            {
-                shared.count(DropReason::Congested, 1);
-                continue;
-            }
+            sa.class
+                .apply_to_inner(&mut buffer[range.clone()], meta.tos);
+            let fragments = &mut self.fragments;
             let admitted = self.coalescer.push(buffer, range, &mut sink, |packet| {
-                Flow::of(packet).is_some_and(|flow| tables.spd.admits_inbound(sa.reqid, &flow))
+                Flow::of(packet).is_some_and(|flow| {
+                    let flow = fragments.complete(packet, flow);
+                    tables.spd.admits_inbound(by, &flow)
+                })
             });
             if !admitted {
                 shared.count(DropReason::NoPolicy, 1);

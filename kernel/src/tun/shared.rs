@@ -7,17 +7,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use portable_atomic::AtomicU64;
-use swanherd_esp::{Expiry, Flow};
+use swanherd_esp::{Expiry, Flow, Fragments};
 use swanherd_ipsec::plane::{PlaneEvent, SaId};
 use tokio::sync::mpsc;
 
+use super::clear::Clear;
 use super::deadlines::Deadlines;
 use super::device::{Device, Waker};
-use super::tables::Tables;
+use super::tables::{Tables, Template};
+use crate::plane::AcquireCounts;
 use crate::udp::{IkeSocket, Received};
 
-/// A policy without SA raises an acquire at most this often, however many packets hit it.
-const ACQUIRE_INTERVAL: Duration = Duration::from_secs(2);
+/// A template without SA raises an acquire at most this often, however many packets hit it, unless
+/// the kernel says otherwise (`net.core.xfrm_acq_expires`, of which this is the default).
+const ACQUIRE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Events that may wait for a slow reader. Expiries come at most twice an SA, so only mapping
 /// changes can be lost, which are reported again.
@@ -36,13 +39,12 @@ pub(super) enum DropReason {
     UnknownSpi,
     Replayed,
     Forged,
-    Congested,
     DeviceRefused,
     IkeQueueFull,
 }
 
 impl DropReason {
-    const ALL: [(Self, &'static str); 12] = [
+    const ALL: [(Self, &'static str); 11] = [
         (Self::Malformed, "malformed"),
         (Self::NoPolicy, "no-policy"),
         (Self::NoSa, "no-sa"),
@@ -52,7 +54,6 @@ impl DropReason {
         (Self::UnknownSpi, "unknown-spi"),
         (Self::Replayed, "replayed"),
         (Self::Forged, "forged"),
-        (Self::Congested, "congested"),
         (Self::DeviceRefused, "device-refused"),
         (Self::IkeQueueFull, "ike-queue-full"),
     ];
@@ -62,11 +63,18 @@ pub(super) struct Shared {
     pub(super) device: Device,
     pub(super) socket: Arc<IkeSocket>,
     pub(super) waker: Waker,
+    pub(super) clear: Clear,
     tables: RwLock<Tables>,
     events: mpsc::Sender<PlaneEvent>,
     ike: mpsc::Sender<Received>,
     backlog: Mutex<VecDeque<PlaneEvent>>,
-    acquires: Mutex<BTreeMap<u32, Instant>>,
+    /// When templates asked for an SA; until they have one, or for a while.
+    acquires: Mutex<BTreeMap<Template, Instant>>,
+    acquire_interval: Duration,
+    coalesced_acquires: AtomicU64,
+    dropped_acquires: AtomicU64,
+    /// Ports of fragments that leave, which any transmit thread may meet.
+    fragments: Mutex<Fragments>,
     /// SAs at their hard limit, to be removed by whoever holds no lock.
     doomed: Mutex<Vec<SaId>>,
     any_doomed: AtomicBool,
@@ -81,6 +89,7 @@ impl Shared {
         device: Device,
         socket: Arc<IkeSocket>,
         waker: Waker,
+        clear: Clear,
         events: mpsc::Sender<PlaneEvent>,
         ike: mpsc::Sender<Received>,
     ) -> Self {
@@ -88,11 +97,16 @@ impl Shared {
             device,
             socket,
             waker,
+            clear,
             tables: RwLock::default(),
             events,
             ike,
             backlog: Mutex::default(),
             acquires: Mutex::default(),
+            acquire_interval: acquire_interval(),
+            coalesced_acquires: AtomicU64::new(0),
+            dropped_acquires: AtomicU64::new(0),
+            fragments: Mutex::default(),
             doomed: Mutex::default(),
             any_doomed: AtomicBool::new(false),
             deadlines: Mutex::default(),
@@ -203,28 +217,49 @@ impl Shared {
 
     /// A packet hit a policy without SA. Acquires that the reader has no room for are dropped: the
     /// next packet raises another.
-    pub(super) fn acquire(&self, set: u32, reqid: u32, flow: &Flow) {
+    pub(super) fn acquire(&self, template: Template, flow: &Flow) {
         let now = Instant::now();
         let mut acquires = lock(&self.acquires);
         if acquires
-            .get(&set)
-            .is_some_and(|last| now.duration_since(*last) < ACQUIRE_INTERVAL)
+            .get(&template)
+            .is_some_and(|last| now.duration_since(*last) < self.acquire_interval)
         {
+            self.coalesced_acquires.fetch_add(1, Ordering::Relaxed);
             return;
         }
         let event = PlaneEvent::Acquire {
-            reqid,
+            reqid: template.reqid,
             local: flow.source_selector(),
             remote: flow.destination_selector(),
         };
         if self.events.try_send(event).is_ok() {
-            acquires.insert(set, now);
+            acquires.insert(template, now);
+        } else {
+            self.dropped_acquires.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Forgets when a policy set last raised an acquire.
-    pub(super) fn forget_acquire(&self, set: u32) {
-        lock(&self.acquires).remove(&set);
+    /// Templates have an SA, or are gone: their next packet without one asks again.
+    pub(super) fn forget_acquires(&self, answered: impl Fn(&Template) -> bool) {
+        lock(&self.acquires).retain(|template, _| !answered(template));
+    }
+
+    /// Acquires that were not reported.
+    pub(super) fn acquire_counts(&self) -> AcquireCounts {
+        AcquireCounts {
+            coalesced: self.coalesced_acquires.load(Ordering::Relaxed),
+            dropped: self.dropped_acquires.load(Ordering::Relaxed),
+            ..AcquireCounts::default()
+        }
+    }
+
+    /// The flow of a packet that leaves: a fragment has the ports of its first one.
+    pub(super) fn flow_of(&self, packet: &[u8]) -> Option<Flow> {
+        let flow = Flow::of(packet)?;
+        if flow.ports.is_some() && !swanherd_esp::fragments::is_fragment(packet) {
+            return Some(flow);
+        }
+        Some(lock(&self.fragments).complete(packet, flow))
     }
 
     /// The time limits of SAs.
@@ -242,7 +277,7 @@ impl Shared {
             if due.hard {
                 lock(&self.doomed).push(due.id);
                 self.any_doomed.store(true, Ordering::Release);
-            } else {
+            } else if self.tables().soften(due.id) {
                 self.report(PlaneEvent::Expire {
                     id: due.id,
                     hard: false,
@@ -258,6 +293,14 @@ impl Shared {
             }
         }
     }
+}
+
+fn acquire_interval() -> Duration {
+    std::fs::read_to_string("/proc/sys/net/core/xfrm_acq_expires")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .filter(|seconds| *seconds > 0)
+        .map_or(ACQUIRE_INTERVAL, Duration::from_secs)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,8 +4,9 @@
 use std::io;
 use std::net::IpAddr;
 
-use swanherd_ipsec::plane::PolicySet;
+use swanherd_ipsec::plane::{PolicyAction, PolicySet};
 
+use super::detour;
 use crate::audit::Finding;
 use crate::netlink::NetlinkError;
 use crate::route::Router;
@@ -43,28 +44,72 @@ impl System {
     }
 
     /// Installs the routes of a set in place of those of its predecessor `old`. Without them no
-    /// packet would reach the device, so a route that is refused refuses the set.
+    /// packet would reach the device, so a route that is refused refuses the set. `others` are the
+    /// other sets.
     pub(super) async fn install(
         &mut self,
         set: &PolicySet,
         old: Option<&PolicySet>,
+        others: &[PolicySet],
     ) -> Result<(), NetlinkError> {
-        let failures = self.routes.install(&self.router, set).await;
+        let all = || others.iter().chain([set]);
+        // First, so that nothing is routed around a policy that has just come.
+        self.settle_bypasses(others, all).await;
+        let wanted = self.for_routes(set, all()).await;
+        let failures = self.routes.install(&self.router, &wanted).await;
         let Some((_, error)) = failures.into_iter().next() else {
             return Ok(());
         };
         match old {
             Some(old) => {
-                self.routes.install(&self.router, old).await;
+                let wanted = self.for_routes(old, others.iter()).await;
+                self.routes.install(&self.router, &wanted).await;
             }
             None => self.routes.remove(&self.router, set.id).await,
         }
+        self.settle_bypasses(others, || others.iter().chain(old))
+            .await;
         Err(error)
     }
 
-    /// Removes the routes that only this set needed.
-    pub(super) async fn remove(&mut self, set: &PolicySet) {
+    /// Removes the routes that only this set needed. `others` are the sets that stay.
+    pub(super) async fn remove(&mut self, set: &PolicySet, others: &[PolicySet]) {
         self.routes.remove(&self.router, set.id).await;
+        self.settle_bypasses(others, || others.iter()).await;
+    }
+
+    /// Routes the packets of each bypass among `sets` around the device or into it, as `all` sets
+    /// together allow.
+    async fn settle_bypasses<'a, I: Iterator<Item = &'a PolicySet>>(
+        &mut self,
+        sets: &[PolicySet],
+        all: impl Fn() -> I,
+    ) {
+        for set in sets {
+            if set.action == PolicyAction::Bypass {
+                let wanted = self.for_routes(set, all()).await;
+                for ((addr, len), error) in self.routes.install(&self.router, &wanted).await {
+                    tracing::warn!(owner = %set.owner, route = %format_args!("{addr}/{len}"),
+                        %error, "cannot change the route of a bypass");
+                }
+            }
+        }
+    }
+
+    /// What the routes of a set are to be made from.
+    async fn for_routes<'a>(
+        &self,
+        set: &PolicySet,
+        all: impl Iterator<Item = &'a PolicySet>,
+    ) -> PolicySet {
+        if set.action != PolicyAction::Bypass || !set.routes || detour::is_for_all(set, all) {
+            return set.clone();
+        }
+        let mut source = None;
+        if let Some(remote) = set.remote.first() {
+            source = self.router.source_for(remote.start).await.ok().flatten();
+        }
+        detour::through_device(set, source)
     }
 
     pub(super) async fn add_address(

@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use swanherd_esp::{InboundSa, OutboundSa, Spd, UnsupportedSuite};
+use swanherd_esp::{InboundSa, OutboundSa, Protection, Spd, UnsupportedSuite};
 use swanherd_ipsec::plane::{SaCounters, SaEntry, SaId, UdpEncap};
 
 use super::ecn::ClassRules;
@@ -20,9 +21,17 @@ pub(super) struct Tables {
     /// By SPI: this plane hands each SPI out once, whatever the address.
     inbound: BTreeMap<u32, Arc<Inbound>>,
     outbound: BTreeMap<SaId, Arc<Outbound>>,
-    /// Outbound SAs of each request id, newest last.
-    by_reqid: BTreeMap<u32, Vec<SaId>>,
+    /// SPIs of outbound SAs by what templates ask for, newest last.
+    by_template: BTreeMap<Template, Vec<u32>>,
     reserved: BTreeSet<u32>,
+}
+
+/// What the template of a policy asks of an outbound SA, its SPI aside. The kernel does not look at
+/// the SA's source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Template {
+    pub(super) reqid: u32,
+    pub(super) remote: IpAddr,
 }
 
 pub(super) struct Inbound {
@@ -44,6 +53,8 @@ pub(super) struct InboundState {
 pub(super) struct Outbound {
     pub(super) reqid: u32,
     pub(super) class: ClassRules,
+    /// Past a soft limit; others are preferred.
+    dying: AtomicBool,
     state: Mutex<OutboundState>,
 }
 
@@ -84,6 +95,7 @@ impl Outbound {
         Ok(Self {
             reqid: entry.reqid,
             class: ClassRules::of(entry),
+            dying: AtomicBool::new(false),
             state: Mutex::new(OutboundState {
                 id: entry.id(),
                 sa: OutboundSa::new(entry, iv_seed)?,
@@ -97,9 +109,23 @@ impl Outbound {
     pub(super) fn state(&self) -> MutexGuard<'_, OutboundState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// To be called when a soft limit was reached.
+    pub(super) fn set_dying(&self) {
+        self.dying.store(true, Ordering::Relaxed);
+    }
 }
 
 impl InboundState {
+    /// By what this SA's packets are protected.
+    pub(super) fn protection(&self, reqid: u32) -> Protection {
+        Protection {
+            reqid,
+            local: self.id.dst,
+            remote: self.peer.ip(),
+        }
+    }
+
     fn counters(&self) -> (SaId, SaCounters) {
         let counters = SaCounters {
             bytes: self.sa.bytes(),
@@ -113,6 +139,13 @@ impl InboundState {
 }
 
 impl OutboundState {
+    fn template(&self, reqid: u32) -> Template {
+        Template {
+            reqid,
+            remote: self.id.dst,
+        }
+    }
+
     fn counters(&self) -> (SaId, SaCounters) {
         let counters = SaCounters {
             bytes: self.sa.bytes(),
@@ -129,15 +162,24 @@ impl Tables {
         self.inbound.get(&spi)
     }
 
-    /// The SA that a policy with this request id sends through: the one it names, else the newest.
-    pub(super) fn outbound(&self, reqid: u32, spi: u32, peer: IpAddr) -> Option<&Arc<Outbound>> {
-        if spi != 0
-            && let Some(named) = self.outbound.get(&SaId { spi, dst: peer })
-        {
-            return Some(named);
+    /// The SA that a policy with this template sends through. One that names an SPI has no other;
+    /// else, as the kernel chooses, those past a soft limit come last, and newer before older ones.
+    pub(super) fn outbound(&self, template: &Template, spi: u32) -> Option<&Arc<Outbound>> {
+        let spis = self.by_template.get(template)?;
+        let sa = |spi: &u32| {
+            self.outbound.get(&SaId {
+                spi: *spi,
+                dst: template.remote,
+            })
+        };
+        if spi != 0 {
+            return spis.contains(&spi).then(|| sa(&spi)).flatten();
         }
-        let newest = self.by_reqid.get(&reqid)?.last()?;
-        self.outbound.get(newest)
+        let mut newest = spis.iter().rev().filter_map(sa);
+        newest
+            .clone()
+            .find(|sa| !sa.dying.load(Ordering::Relaxed))
+            .or_else(|| newest.next())
     }
 
     pub(super) fn is_free(&self, spi: u32) -> bool {
@@ -162,14 +204,16 @@ impl Tables {
     }
 
     pub(super) fn insert_outbound(&mut self, id: SaId, sa: Outbound) {
-        self.by_reqid.entry(sa.reqid).or_default().push(id);
+        let template = sa.state().template(sa.reqid);
+        self.by_template.entry(template).or_default().push(id.spi);
         self.outbound.insert(id, Arc::new(sa));
     }
 
     /// Removes an SA or a reservation. Whether something was there.
     pub(super) fn remove(&mut self, id: SaId) -> bool {
         if let Some(sa) = self.outbound.remove(&id) {
-            self.forget_reqid(sa.reqid, id);
+            let template = sa.state().template(sa.reqid);
+            self.forget_template(&template, id.spi);
             return true;
         }
         if self.inbound_is(id) {
@@ -183,16 +227,17 @@ impl Tables {
     pub(super) fn relocate(&mut self, id: SaId, src: IpAddr, dst: IpAddr, encap: UdpEncap) -> bool {
         let moved = SaId { spi: id.spi, dst };
         if let Some(sa) = self.outbound.remove(&id) {
-            {
+            let (before, after) = {
                 let mut state = sa.state();
+                let before = state.template(sa.reqid);
                 state.id = moved;
                 state.local = src;
                 state.peer = SocketAddr::new(dst, encap.dst_port);
-            }
-            if let Some(ids) = self.by_reqid.get_mut(&sa.reqid) {
-                for known in ids.iter_mut().filter(|known| **known == id) {
-                    *known = moved;
-                }
+                (before, state.template(sa.reqid))
+            };
+            if before != after {
+                self.forget_template(&before, id.spi);
+                self.by_template.entry(after).or_default().push(id.spi);
             }
             self.outbound.insert(moved, sa);
             return true;
@@ -207,6 +252,23 @@ impl Tables {
             return true;
         }
         false
+    }
+
+    /// Notes that an SA has reached its soft limit in time. Whether that is to be reported.
+    pub(super) fn soften(&self, id: SaId) -> bool {
+        if let Some(sa) = self.outbound.get(&id) {
+            sa.set_dying();
+            return sa.state().sa.soften();
+        }
+        self.inbound.get(&id.spi).is_some_and(|sa| {
+            let mut state = sa.state();
+            state.id == id && state.sa.soften()
+        })
+    }
+
+    /// How many SAs there are.
+    pub(super) fn sas(&self) -> usize {
+        self.inbound.len() + self.outbound.len()
     }
 
     /// Counters of every SA.
@@ -231,11 +293,11 @@ impl Tables {
             .is_some_and(|sa| sa.state().id == id)
     }
 
-    fn forget_reqid(&mut self, reqid: u32, id: SaId) {
-        if let Some(ids) = self.by_reqid.get_mut(&reqid) {
-            ids.retain(|known| *known != id);
-            if ids.is_empty() {
-                self.by_reqid.remove(&reqid);
+    fn forget_template(&mut self, template: &Template, spi: u32) {
+        if let Some(spis) = self.by_template.get_mut(template) {
+            spis.retain(|known| *known != spi);
+            if spis.is_empty() {
+                self.by_template.remove(template);
             }
         }
     }

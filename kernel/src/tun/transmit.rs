@@ -5,13 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::{io, ops::Range};
 
-use swanherd_esp::{Flow, PROTO_IPV4, PROTO_IPV6, SealError};
+use swanherd_esp::{Expiry, Flow, PROTO_IPV4, PROTO_IPV6, SealError};
 use swanherd_ipsec::plane::PolicyAction;
 
+use super::clear::Clear;
 use super::device::wait;
 use super::segment::Superpacket;
 use super::shared::{DropReason, Shared};
-use super::tables::Outbound;
+use super::tables::{Outbound, Template};
 use super::vnet::{VNET_LEN, Vnet};
 use crate::udp::{SendGroup, send_group};
 
@@ -70,17 +71,18 @@ impl Transmitter {
             return;
         };
         let parsed = Vnet::parse(header).and_then(|vnet| {
-            let flow = Flow::of(packet)?;
+            let flow = shared.flow_of(packet)?;
             Some((Superpacket::new(&vnet, packet)?, flow))
         });
         let Some((superpacket, flow)) = parsed else {
             shared.count(DropReason::Malformed, 1);
             return;
         };
-        let Some(sa) = shared.route(&flow) else {
-            return;
-        };
-        self.seal(&shared, &sa, &superpacket, packet);
+        match shared.route(&flow) {
+            Way::Protected(sa) => self.seal(&shared, &sa, &superpacket, packet),
+            Way::Clear => self.pass(&shared, &superpacket, &flow),
+            Way::Nowhere => {}
+        }
         if self.batch.used >= BATCH_HIGH {
             self.batch.send(&shared);
         }
@@ -99,8 +101,8 @@ impl Transmitter {
             PROTO_IPV6
         };
         let tos = sa.class.outer(packet);
+        let now = shared.now();
         let mut state = sa.state();
-        state.last_used = shared.now();
         let to = Target {
             local: state.local,
             peer: state.peer,
@@ -120,7 +122,10 @@ impl Transmitter {
             };
             superpacket.write_segment(index, &mut room[header_len..header_len + inner]);
             match state.sa.seal(room, inner, next_header) {
-                Ok(len) => self.batch.push(to, len),
+                Ok(len) => {
+                    state.last_used = now;
+                    self.batch.push(to, len);
+                }
                 Err(SealError::Expired | SealError::SequenceExhausted) => {
                     shared.count(DropReason::Expired, (superpacket.segments() - index) as u64);
                     break;
@@ -132,7 +137,30 @@ impl Transmitter {
             }
         }
         if let Some(expiry) = state.sa.take_expiry() {
+            if expiry == Expiry::Soft {
+                sa.set_dying();
+            }
             shared.expired(state.id, expiry);
+        }
+    }
+
+    /// Sends a packet past the tunnels.
+    fn pass(&mut self, shared: &Shared, superpacket: &Superpacket<'_>, flow: &Flow) {
+        // Behind the batch there is always room for a packet.
+        if self.batch.used + usize::from(u16::MAX) > self.batch.octets.len() {
+            self.batch.send(shared);
+        }
+        let room = &mut self.batch.octets[self.batch.used..];
+        for index in 0..superpacket.segments() {
+            let Some(packet) = room.get_mut(..superpacket.segment_len(index)) else {
+                shared.count(DropReason::Malformed, 1);
+                return;
+            };
+            superpacket.write_segment(index, packet);
+            if let Err(error) = shared.clear.send(flow.dst, packet) {
+                tracing::debug!(%error, dst = %flow.dst, "a packet in clear is not sent");
+                shared.count(DropReason::SendFailed, 1);
+            }
         }
     }
 
@@ -141,28 +169,44 @@ impl Transmitter {
     }
 }
 
+/// How a packet leaves.
+enum Way {
+    Protected(Arc<Outbound>),
+    Clear,
+    Nowhere,
+}
+
 impl Shared {
-    /// The SA that a packet leaves by. What has none is counted, and may raise an acquire.
-    fn route(&self, flow: &Flow) -> Option<Arc<Outbound>> {
+    /// How a packet leaves. What has no SA is counted, and may raise an acquire.
+    fn route(&self, flow: &Flow) -> Way {
         let tables = self.tables();
-        let Some(verdict) = tables.spd.lookup(flow) else {
-            self.count(DropReason::NoPolicy, 1);
-            return None;
-        };
-        let PolicyAction::Protect {
-            reqid, spi, remote, ..
-        } = verdict.action
-        else {
-            self.count(DropReason::Shunted, 1);
-            return None;
-        };
-        let sa = tables.outbound(reqid, spi, remote).map(Arc::clone);
-        drop(tables);
-        if sa.is_none() {
-            self.count(DropReason::NoSa, 1);
-            self.acquire(verdict.set, reqid, flow);
+        let action = tables.spd.lookup(flow).map(|verdict| verdict.action);
+        match action {
+            Some(PolicyAction::Protect {
+                remote, reqid, spi, ..
+            }) => {
+                let template = Template { reqid, remote };
+                let sa = tables.outbound(&template, spi).map(Arc::clone);
+                drop(tables);
+                sa.map_or_else(
+                    || {
+                        self.count(DropReason::NoSa, 1);
+                        self.acquire(template, flow);
+                        Way::Nowhere
+                    },
+                    Way::Protected,
+                )
+            }
+            Some(PolicyAction::Discard) => {
+                self.count(DropReason::Shunted, 1);
+                Way::Nowhere
+            }
+            Some(PolicyAction::Bypass) | None if Clear::may_pass(flow) => Way::Clear,
+            Some(PolicyAction::Bypass) | None => {
+                self.count(DropReason::NoPolicy, 1);
+                Way::Nowhere
+            }
         }
-        sa
     }
 }
 

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use netlink_packet_xfrm::{AF_INET, AF_INET6, Address, Selector};
 use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::PolicyAction;
+use swanherd_ipsec::plane::{PolicyAction, PolicySet};
 
 /// Why two traffic selectors make no kernel selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,6 +110,31 @@ pub(super) fn priority(action: &PolicyAction, selector: &Selector, trap: bool) -
     let prefixes = u32::from(selector.prefixlen_s) + u32::from(selector.prefixlen_d);
     let port_bits = selector.sport_mask.count_ones() + selector.dport_mask.count_ones();
     base - 512 * prefixes - 256 * u32::from(selector.proto != 0) - 4 * port_bits - u32::from(!trap)
+}
+
+/// The priority of the policy between two traffic selectors of `set`, also where the kernel could
+/// not match what they select.
+pub(crate) fn priority_between(
+    set: &PolicySet,
+    local: &TrafficSelector,
+    remote: &TrafficSelector,
+) -> u32 {
+    if let Some(fixed) = set.priority {
+        return fixed;
+    }
+    // Hidden ports are as specific as a port.
+    let shown = |ts: &TrafficSelector| TrafficSelector {
+        end_port: if ts.is_opaque() {
+            ts.start_port
+        } else {
+            ts.end_port
+        },
+        ..*ts
+    };
+    // What is left makes a policy that selects nothing.
+    selector(&shown(local), &shown(remote)).map_or(u32::MAX, |selector| {
+        priority(&set.action, &selector, set.trap)
+    })
 }
 
 /// The smallest network that holds all addresses of `ts`.
