@@ -34,6 +34,7 @@ use tokio::task::JoinHandle;
 use crate::audits::Audits;
 use crate::control::{Control, CredentialNames, Request, Snapshot};
 use crate::credentials::{CredentialStore, read_certificates};
+use crate::fitting;
 use crate::plane_task::{self, Applied, Standing};
 use crate::totals::Accounting;
 use crate::workers::Workers;
@@ -420,6 +421,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     /// Loading a definition that is loaded already touches nothing.
     fn load_connection(&mut self, mut connection: Connection) -> Result<(), String> {
         read_certificates(&mut connection)?;
+        fitting::fit(&mut connection, &self.plane.capabilities())?;
         if self
             .connections
             .get(&connection.name)

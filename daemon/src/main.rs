@@ -13,6 +13,7 @@ mod credentials;
 mod engine;
 #[cfg(test)]
 mod fake_plane;
+mod fitting;
 mod inspect;
 mod installed;
 mod loader;

@@ -12,7 +12,7 @@ use swanherd_kernel::select::{Selection, probe};
 use swanherd_kernel::tun::{DEFAULT_MARK, TunConfig, TunPlane};
 use swanherd_kernel::udp::{IkeSocket, SocketOptions};
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
-use swanherd_kernel::{DataPlane, EventCounts, PlaneKind};
+use swanherd_kernel::{Capabilities, DataPlane, EventCounts, PlaneKind};
 use tokio::sync::mpsc;
 
 use crate::paths;
@@ -203,6 +203,13 @@ impl DataPlane for Plane {
         match &self.inner {
             AnyPlane::Xfrm(plane) => plane.kind(),
             AnyPlane::Tun(plane) => plane.kind(),
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        match &self.inner {
+            AnyPlane::Xfrm(plane) => plane.capabilities(),
+            AnyPlane::Tun(plane) => plane.capabilities(),
         }
     }
 

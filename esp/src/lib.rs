@@ -20,7 +20,7 @@ pub use fragments::Fragments;
 pub use replay::ReplayWindow;
 pub use sa::{Expiry, InboundSa, OpenError, Opened, OutboundSa, SealError};
 pub use spd::{Protection, Spd, Verdict};
-pub use suite::UnsupportedSuite;
+pub use suite::{UnsupportedSuite, supports_cipher, supports_integrity};
 
 /// IP protocol number of a tunnelled IPv4 packet, the next header of tunnel mode.
 pub const PROTO_IPV4: u8 = 4;

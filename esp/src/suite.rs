@@ -31,6 +31,35 @@ pub struct UnsupportedSuite {
     pub integrity: String,
 }
 
+/// Whether SAs can have this cipher, with keys of `key_bits` (without the salt of an AEAD; `None`
+/// for ciphers of one size).
+pub fn supports_cipher(id: EncryptionId, key_bits: Option<u16>) -> bool {
+    matches!(
+        (id, key_bits),
+        (EncryptionId::AesGcm16, Some(128 | 256))
+            | (EncryptionId::ChaCha20Poly1305, None | Some(256))
+            | (EncryptionId::AesCbc, Some(128 | 192 | 256))
+            | (EncryptionId::Null, None)
+    )
+}
+
+/// Whether SAs can have this integrity algorithm.
+pub fn supports_integrity(id: IntegrityId) -> bool {
+    mac_of(id).is_some()
+}
+
+/// The algorithm, octets of its key, and octets of the integrity check value.
+fn mac_of(id: IntegrityId) -> Option<(hmac::Algorithm, usize, usize)> {
+    Some(match id {
+        IntegrityId::HmacSha1_96 => (hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, 20, 12),
+        IntegrityId::HmacSha2_256_96 => (hmac::HMAC_SHA256, 32, 12),
+        IntegrityId::HmacSha2_256_128 => (hmac::HMAC_SHA256, 32, 16),
+        IntegrityId::HmacSha2_384_192 => (hmac::HMAC_SHA384, 48, 24),
+        IntegrityId::HmacSha2_512_256 => (hmac::HMAC_SHA512, 64, 32),
+        _ => return None,
+    })
+}
+
 /// Sizes that follow from the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
@@ -111,14 +140,7 @@ impl Suite {
             (EncryptionId::AesCbc, 32) => Cipher::Aes256(pair(key)?),
             _ => return None,
         };
-        let (algorithm, key_len, icv) = match integrity {
-            IntegrityId::HmacSha1_96 => (hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, 20, 12),
-            IntegrityId::HmacSha2_256_96 => (hmac::HMAC_SHA256, 32, 12),
-            IntegrityId::HmacSha2_256_128 => (hmac::HMAC_SHA256, 32, 16),
-            IntegrityId::HmacSha2_384_192 => (hmac::HMAC_SHA384, 48, 24),
-            IntegrityId::HmacSha2_512_256 => (hmac::HMAC_SHA512, 64, 32),
-            _ => return None,
-        };
+        let (algorithm, key_len, icv) = mac_of(integrity)?;
         (mac_key.len() == key_len).then(|| Self::Mac {
             cipher,
             key: Box::new(hmac::Key::new(algorithm, mac_key)),

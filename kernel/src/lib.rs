@@ -18,4 +18,4 @@ pub mod udp;
 pub mod xfrm;
 
 pub use netlink::NetlinkError;
-pub use plane::{DataPlane, EventCounts, PlaneKind};
+pub use plane::{Capabilities, DataPlane, EventCounts, PlaneKind};

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaCounters, SaId};
+use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 
 use crate::audit::{Audit, ListedPolicy};
 
@@ -50,12 +51,44 @@ pub struct AcquireCounts {
     pub dropped: u64,
 }
 
+/// What a data plane can do beyond tunnels with UDP encapsulation, so that nothing is negotiated
+/// that it would refuse.
+#[derive(Clone, Copy, Debug)]
+pub struct Capabilities {
+    /// Transport mode and BEET.
+    pub host_modes: bool,
+    /// Marks on policies and SAs.
+    pub marks: bool,
+    /// XFRM interfaces.
+    pub interfaces: bool,
+    /// Whether SAs can have a cipher, with keys of so many bits.
+    pub cipher: fn(EncryptionId, Option<u16>) -> bool,
+    /// Whether SAs can have an integrity algorithm.
+    pub integrity: fn(IntegrityId) -> bool,
+}
+
+impl Capabilities {
+    /// Nothing is refused beforehand.
+    pub const EVERYTHING: Self = Self {
+        host_modes: true,
+        marks: true,
+        interfaces: true,
+        cipher: |_, _| true,
+        integrity: |_| true,
+    };
+}
+
 /// A data plane. One task calls [`DataPlane::apply`], so that operations keep their order; any task
 /// may read counters. Events arrive on the channel that the constructor of a plane returns next to
 /// it (`tokio::sync::mpsc::Receiver<swanherd_ipsec::plane::PlaneEvent>`, bounded).
 pub trait DataPlane: Send + Sync {
     /// Which one this is.
     fn kind(&self) -> PlaneKind;
+
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::EVERYTHING
+    }
 
     /// Applies one operation.
     ///

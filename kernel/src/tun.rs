@@ -53,7 +53,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
 use crate::audit::{Audit, ListedPolicy};
-use crate::plane::{DataPlane, EventCounts, PlaneKind};
+use crate::plane::{Capabilities, DataPlane, EventCounts, PlaneKind};
 use crate::udp::{IkeSocket, Received};
 use crate::xfrm::priority_between;
 use clear::Clear;
@@ -377,6 +377,16 @@ impl TunPlane {
 impl DataPlane for TunPlane {
     fn kind(&self) -> PlaneKind {
         PlaneKind::Tun
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            host_modes: false,
+            marks: false,
+            interfaces: false,
+            cipher: swanherd_esp::supports_cipher,
+            integrity: swanherd_esp::supports_integrity,
+        }
     }
 
     async fn apply(&self, op: Op) -> Result<Outcome, PlaneError> {

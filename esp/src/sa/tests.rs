@@ -394,6 +394,45 @@ fn unsupported_suites_and_odd_key_lengths_are_named() {
 }
 
 #[test]
+fn what_is_said_to_be_supported_is_what_sas_can_have() {
+    let ciphers = [
+        EncryptionId::AesGcm16,
+        EncryptionId::AesGcm12,
+        EncryptionId::AesGcm8,
+        EncryptionId::AesCcm16,
+        EncryptionId::AesCtr,
+        EncryptionId::AesCbc,
+        EncryptionId::ChaCha20Poly1305,
+        EncryptionId::Null,
+        EncryptionId::Unknown(999),
+    ];
+    let aead = |id| matches!(id, EncryptionId::AesGcm16 | EncryptionId::ChaCha20Poly1305);
+    for id in ciphers {
+        for key_bits in [None, Some(128), Some(192), Some(256)] {
+            let octets = match (id, key_bits) {
+                (EncryptionId::ChaCha20Poly1305, None) => 32,
+                (_, bits) => usize::from(bits.unwrap_or(0)) / 8,
+            };
+            let salt = if aead(id) { 4 } else { 0 };
+            let mac = || (IntegrityId::HmacSha1_96, Secret::new(vec![0; 20]));
+            let mut entry = entry("gcm128", false);
+            entry.keys = SaKeys {
+                encryption: id,
+                encryption_key: Secret::new(vec![0; octets + salt]),
+                integrity: (!aead(id)).then(mac),
+            };
+            assert_eq!(
+                crate::supports_cipher(id, key_bits),
+                InboundSa::new(&entry).is_ok(),
+                "{id} {key_bits:?}"
+            );
+        }
+    }
+    assert!(crate::supports_integrity(IntegrityId::HmacSha2_512_256));
+    assert!(!crate::supports_integrity(IntegrityId::Unknown(999)));
+}
+
+#[test]
 fn a_buffer_too_small_uses_no_sequence_number() {
     let (mut outbound, _) = pair("gcm128", false);
     let mut buffer = vec![0; outbound.sealed_len(100) - 1];
