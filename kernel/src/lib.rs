@@ -15,6 +15,7 @@ mod rtnl;
 pub mod select;
 pub mod tun;
 pub mod udp;
+mod watch;
 pub mod xfrm;
 
 pub use netlink::NetlinkError;

@@ -220,6 +220,15 @@ pub(crate) fn open_socket(protocol: isize) -> io::Result<AsyncFd<Socket>> {
     unsafe { AsyncFd::register(socket) }.map_err(|error| error.into_parts().1)
 }
 
+/// Asks for room for bursts of events. Without the privilege the system's limit applies.
+pub(crate) fn enlarge_buffer(socket: &AsyncFd<Socket>, octets: usize) {
+    let forced = rustix::net::sockopt::set_socket_recv_buffer_size_force(socket.get_ref(), octets);
+    if forced.is_err() {
+        // Overruns are noticed, so that a small buffer costs time only.
+        let _ = socket.get_ref().set_rx_buf_sz(octets);
+    }
+}
+
 fn port_of(socket: &AsyncFd<Socket>) -> io::Result<u32> {
     let mut address = SocketAddr::new(0, 0);
     socket.get_ref().get_address(&mut address)?;

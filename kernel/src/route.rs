@@ -2,6 +2,7 @@
 //! Where packets would go and which addresses this host has, asked of the kernel over rtnetlink,
 //! and the few things that tunnels change there.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
@@ -159,6 +160,21 @@ impl Router {
                 },
             )
             .await
+    }
+
+    /// Indices of all links.
+    pub(crate) async fn interfaces(&self) -> Result<BTreeSet<u32>, NetlinkError> {
+        let links = self
+            .rtnl
+            .dump(
+                &RouteNetlinkMessage::GetLink(LinkMessage::default()),
+                |answer| match answer {
+                    RouteNetlinkMessage::NewLink(link) => Some(link.header.index),
+                    _ => None,
+                },
+            )
+            .await?;
+        Ok(links.into_iter().collect())
     }
 
     /// Adds `addr` to an interface as a host address that bears our mark. IPv6 ones are usable at

@@ -25,6 +25,7 @@ use crate::plane::{DataPlane, EventCounts, PlaneKind};
 use crate::reconcile::WantedSa;
 use crate::route::Router;
 use crate::route_table::RouteTable;
+use crate::watch;
 
 mod algorithm;
 mod attribute;
@@ -41,6 +42,7 @@ mod reconciling;
 mod selector;
 mod states;
 mod thresholds;
+mod watching;
 
 pub(crate) use claims::{claims, owner};
 pub use inspect::{Inspection, inspect};
@@ -81,8 +83,10 @@ impl Default for XfrmOptions {
 pub struct XfrmPlane {
     shared: Arc<Shared>,
     /// Held while an operation runs, so that operations keep their order.
-    routes: tokio::sync::Mutex<RouteTable>,
+    routes: Arc<tokio::sync::Mutex<RouteTable>>,
     events: JoinHandle<()>,
+    /// Follows this host's network.
+    watch: JoinHandle<()>,
     /// Follows the prefixes in use, if it may.
     thresholds: Option<JoinHandle<()>>,
 }
@@ -126,11 +130,19 @@ impl XfrmPlane {
         });
         let (sender, receiver) = mpsc::channel(options.event_queue.max(1));
         let socket = event::open_socket()?;
+        let routes = Arc::<tokio::sync::Mutex<RouteTable>>::default();
+        let adapter = watching::Adapter {
+            shared: Arc::clone(&shared),
+            routes: Arc::clone(&routes),
+        };
+        let changes = watch::open_socket()?;
+        let watch = tokio::spawn(watch::run(changes, adapter, sender.clone()));
         let events = tokio::spawn(event::run(Arc::clone(&shared), socket, sender));
         let mut plane = Self {
             shared,
-            routes: tokio::sync::Mutex::default(),
+            routes,
             events,
+            watch,
             thresholds: None,
         };
         let leftovers = plane.reconcile(false).await.map_err(io::Error::other)?;
@@ -149,6 +161,7 @@ impl XfrmPlane {
 
     fn stop(&self) {
         self.events.abort();
+        self.watch.abort();
         if let Some(task) = &self.thresholds {
             task.abort();
         }

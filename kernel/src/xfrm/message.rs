@@ -346,8 +346,8 @@ pub(super) struct SeenSa {
     pub(super) reqid: u32,
     /// Source address of the outer packets.
     pub(super) src: IpAddr,
-    /// Whether a device processes it.
-    pub(super) offloaded: bool,
+    /// Interface index of the device that processes it.
+    pub(super) device: Option<u32>,
     /// When it was installed, in seconds since the epoch.
     pub(super) added: u64,
     /// Counters.
@@ -360,11 +360,14 @@ impl SeenSa {
         let info = UserSaInfo::parse(payload).ok()?;
         let mut seen_mark = None;
         let mut last_used = None;
-        let mut offloaded = false;
+        let mut device = None;
         for attribute in attributes(payload, XFRM_USER_SA_INFO_LEN) {
             match attribute.0 {
                 XFRMA_MARK => seen_mark = read_mark(attribute.1),
-                XFRMA_OFFLOAD_DEV => offloaded = true,
+                // struct xfrm_user_offload begins with the interface.
+                XFRMA_OFFLOAD_DEV => {
+                    device = attribute.1.first_chunk().copied().map(u32::from_ne_bytes);
+                }
                 XFRMA_LASTUSED => {
                     last_used = attribute.1.first_chunk().copied().map(u64::from_ne_bytes);
                 }
@@ -380,7 +383,7 @@ impl SeenSa {
             mark: seen_mark,
             reqid: info.reqid,
             src: address(info.family, &info.saddr),
-            offloaded,
+            device,
             added: info.lifetime_cur.add_time,
             counters: SaCounters {
                 bytes: info.lifetime_cur.bytes,

@@ -163,7 +163,7 @@ impl XfrmPlane {
     /// the device cannot do it.
     async fn check_offload(&self, entry: &SaEntry, device: &Device) -> Result<(), PlaneError> {
         let seen = self.get_sa(entry.id(), entry.mark).await;
-        if seen.is_none_or(|sa| sa.offloaded) {
+        if seen.is_none_or(|sa| sa.device.is_some()) {
             return Ok(());
         }
         let reason = format!("{device} does not take over ESP");

@@ -148,6 +148,15 @@ impl Lab {
             .success()
     }
 
+    /// Starts a command in namespace `side`.
+    pub(crate) fn spawn(&self, side: usize, command: &str) -> std::process::Child {
+        Command::new("ip")
+            .args(["netns", "exec", &self.names[side]])
+            .args(command.split_whitespace())
+            .spawn()
+            .unwrap()
+    }
+
     /// SAs and policies that `ip` lists in namespace `side`; per-socket policies left out.
     pub(crate) fn xfrm_entries(&self, side: usize) -> (usize, usize) {
         let count = |text: &str, marker: &str| text.matches(marker).count();

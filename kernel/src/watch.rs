@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Watches this host's links, addresses, routes and rules.
+//!
+//! Changes come in storms: a routing daemon that restarts makes a million of them. So nothing is
+//! done for one change. They are counted and forgotten until the host is quiet for a moment, and
+//! then everything that depends on them is evaluated once, from dumps. A lost notice costs no more
+//! than that either.
+//!
+//! The `rtnetlink` crate can join these groups too, but it decodes every message and keeps them in
+//! a queue without bound; here they are looked at in place, and only their headers.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+
+use netlink_sys::Socket;
+use swanherd_ipsec::plane::PlaneEvent;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::netlink::{self, Frame};
+use crate::route::TUNNEL_TABLE;
+
+/// Nothing is evaluated before the host was quiet for so long,
+const QUIET: Duration = Duration::from_millis(100);
+/// or at the latest so long after the first change.
+const LATEST: Duration = Duration::from_secs(1);
+/// After an evaluation there is a rest of so many times what it took.
+const REST: u32 = 9;
+/// How long the task rests after an error of the socket that it does not know.
+const ERROR_PAUSE: Duration = Duration::from_millis(500);
+/// Room for bursts; the kernel grants what its limits allow.
+const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
+/// Links whose state is remembered. Of further ones every notice counts as a change.
+const MAX_LINKS: usize = 16_384;
+
+/// What a plane does about changes.
+pub(crate) trait Watcher: Send + Sync + 'static {
+    /// Port numbers of our own requests: what they change is no news.
+    fn own_ports(&self) -> Vec<u32>;
+
+    /// A device has gone. Called at once.
+    fn vanished(&self, interface: u32) -> impl Future<Output = ()> + Send;
+
+    /// Something has changed, and the host is quiet again.
+    fn evaluate(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// Opens the multicast socket. It must be bound before it joins: an unbound socket joins without
+/// complaint and never receives.
+pub(crate) fn open_socket() -> io::Result<AsyncFd<Socket>> {
+    const GROUPS: [u32; 7] = [
+        libc::RTNLGRP_LINK,
+        libc::RTNLGRP_IPV4_IFADDR,
+        libc::RTNLGRP_IPV6_IFADDR,
+        libc::RTNLGRP_IPV4_ROUTE,
+        libc::RTNLGRP_IPV6_ROUTE,
+        libc::RTNLGRP_IPV4_RULE,
+        libc::RTNLGRP_IPV6_RULE,
+    ];
+    let socket = netlink::open_socket(libc::NETLINK_ROUTE as isize)?;
+    netlink::enlarge_buffer(&socket, SOCKET_BUFFER);
+    for group in GROUPS {
+        socket.get_ref().add_membership(group)?;
+    }
+    Ok(socket)
+}
+
+/// Watches until nobody listens to `events` any more.
+pub(crate) async fn run(
+    socket: AsyncFd<Socket>,
+    watcher: impl Watcher,
+    events: mpsc::Sender<PlaneEvent>,
+) {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut links = Links::default();
+    let mut due = Due::default();
+    while !events.is_closed() {
+        let received = tokio::select! {
+            // First, so that a storm cannot put it off.
+            biased;
+            () = due.wait() => {
+                let begun = Instant::now();
+                watcher.evaluate().await;
+                let host = due.done(begun, Instant::now());
+                if host && events.try_send(PlaneEvent::NetworkChanged).is_err() {
+                    // The daemon is behind; it is told later.
+                    due.host_changed(Instant::now());
+                }
+                continue;
+            }
+            received = netlink::receive(&socket, &mut buffer) => received,
+        };
+        let now = Instant::now();
+        match received {
+            Ok(length) => {
+                let own = watcher.own_ports();
+                for frame in netlink::frames(&buffer[..length]) {
+                    let change = if own.contains(&frame.port) && frame.port != 0 {
+                        Change::None
+                    } else {
+                        links.read(&frame)
+                    };
+                    match change {
+                        Change::None => {}
+                        Change::Tunnels => due.tunnels_changed(now),
+                        Change::Host => due.host_changed(now),
+                        Change::Vanished(interface) => {
+                            due.host_changed(now);
+                            watcher.vanished(interface).await;
+                        }
+                    }
+                }
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                tracing::debug!("notices of network changes were lost; everything is evaluated");
+                links = Links::default();
+                due.host_changed(now);
+                // Whichever device has gone, nobody will say so.
+                watcher.vanished(ANY_INTERFACE).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the kernel's notices of network changes");
+                due.host_changed(now);
+                tokio::time::sleep(ERROR_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Given to [`Watcher::vanished`] if it is unknown which device has gone, or whether one has.
+pub(crate) const ANY_INTERFACE: u32 = 0;
+
+/// When to evaluate.
+#[derive(Debug, Default)]
+struct Due {
+    /// First and latest change since the last evaluation.
+    changed: Option<(Instant, Instant)>,
+    /// Whether more has changed than what is ours.
+    host: bool,
+    /// No evaluation before this.
+    not_before: Option<Instant>,
+}
+
+impl Due {
+    fn tunnels_changed(&mut self, now: Instant) {
+        let (_, last) = self.changed.get_or_insert((now, now));
+        *last = now;
+    }
+
+    fn host_changed(&mut self, now: Instant) {
+        self.tunnels_changed(now);
+        self.host = true;
+    }
+
+    fn at(&self) -> Option<Instant> {
+        let (first, last) = self.changed?;
+        let at = (last + QUIET).min(first + LATEST);
+        Some(self.not_before.map_or(at, |earliest| at.max(earliest)))
+    }
+
+    async fn wait(&self) {
+        match self.at() {
+            Some(at) => tokio::time::sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// After an evaluation: whether the host's network had changed.
+    fn done(&mut self, begun: Instant, now: Instant) -> bool {
+        self.changed = None;
+        self.not_before = Some(now + (now - begun) * REST);
+        std::mem::take(&mut self.host)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// Nothing that matters here.
+    None,
+    /// Only something of the tunnels' table.
+    Tunnels,
+    /// An address, link, route or rule.
+    Host,
+    /// A device has gone.
+    Vanished(u32),
+}
+
+/// What is remembered of links: notices of them come for many reasons, of which few matter.
+#[derive(Debug, Default)]
+struct Links {
+    flags: BTreeMap<u32, u32>,
+}
+
+impl Links {
+    fn read(&mut self, frame: &Frame<'_>) -> Change {
+        match frame.kind {
+            libc::RTM_NEWLINK | libc::RTM_DELLINK => self.read_link(frame),
+            libc::RTM_NEWADDR | libc::RTM_DELADDR => Change::Host,
+            libc::RTM_NEWROUTE | libc::RTM_DELROUTE => read_route(frame.payload),
+            libc::RTM_NEWRULE | libc::RTM_DELRULE => match frame.payload.get(4) {
+                Some(&TUNNEL_TABLE) => Change::Tunnels,
+                _ => Change::Host,
+            },
+            _ => Change::None,
+        }
+    }
+
+    /// Reads `struct ifinfomsg`.
+    fn read_link(&mut self, frame: &Frame<'_>) -> Change {
+        const MATTERS: u32 = (libc::IFF_UP | libc::IFF_RUNNING | libc::IFF_LOWER_UP) as u32;
+        let word = |at: usize| {
+            let octets = frame.payload.get(at..at + 4)?.try_into().ok()?;
+            Some(u32::from_ne_bytes(octets))
+        };
+        // Bridges tell of their ports under a family of their own.
+        if frame.payload.first() != Some(&(libc::AF_UNSPEC as u8)) {
+            return Change::None;
+        }
+        let (Some(index), Some(flags)) = (word(4), word(8)) else {
+            return Change::None;
+        };
+        if frame.kind == libc::RTM_DELLINK {
+            self.flags.remove(&index);
+            return Change::Vanished(index);
+        }
+        let flags = flags & MATTERS;
+        if self.flags.get(&index) == Some(&flags) {
+            return Change::None;
+        }
+        if self.flags.len() < MAX_LINKS || self.flags.contains_key(&index) {
+            self.flags.insert(index, flags);
+        }
+        Change::Host
+    }
+}
+
+/// Reads `struct rtmsg`.
+fn read_route(payload: &[u8]) -> Change {
+    /// A copy of a route that the kernel made for one destination.
+    const RTM_F_CLONED: u32 = 0x200;
+    let Some(header) = payload.first_chunk::<12>() else {
+        return Change::None;
+    };
+    let flags = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
+    if flags & RTM_F_CLONED != 0 {
+        return Change::None;
+    }
+    if header[4] == TUNNEL_TABLE {
+        Change::Tunnels
+    } else {
+        Change::Host
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(kind: u16, index: u32, flags: u32) -> Vec<u8> {
+        let mut message = 32u32.to_ne_bytes().to_vec();
+        message.extend(kind.to_ne_bytes());
+        message.extend([0; 10]);
+        message.extend([0; 4]);
+        message.extend(index.to_ne_bytes());
+        message.extend(flags.to_ne_bytes());
+        message.extend([0; 4]);
+        message
+    }
+
+    fn read(links: &mut Links, message: &[u8]) -> Change {
+        links.read(&netlink::frames(message).next().unwrap())
+    }
+
+    #[test]
+    fn a_link_matters_when_it_comes_goes_or_changes_its_state() {
+        const UP: u32 = libc::IFF_UP as u32;
+        const PROMISC: u32 = libc::IFF_PROMISC as u32;
+        let mut links = Links::default();
+        let news = |links: &mut Links, flags| read(links, &link(libc::RTM_NEWLINK, 5, flags));
+
+        assert_eq!(news(&mut links, UP), Change::Host);
+        assert_eq!(news(&mut links, UP | PROMISC), Change::None);
+        assert_eq!(news(&mut links, 0), Change::Host);
+        let gone = link(libc::RTM_DELLINK, 5, 0);
+        assert_eq!(read(&mut links, &gone), Change::Vanished(5));
+    }
+
+    #[test]
+    fn routes_of_the_tunnels_table_are_told_from_the_hosts() {
+        let mut route = [0; 12];
+        route[4] = TUNNEL_TABLE;
+        assert_eq!(read_route(&route), Change::Tunnels);
+        route[4] = 254;
+        assert_eq!(read_route(&route), Change::Host);
+        route[8..].copy_from_slice(&0x200u32.to_ne_bytes());
+        assert_eq!(read_route(&route), Change::None);
+        assert_eq!(read_route(&route[..5]), Change::None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_are_evaluated_when_they_end_and_at_the_latest_after_a_second() {
+        let start = Instant::now();
+        let mut due = Due::default();
+        assert_eq!(due.at(), None);
+
+        due.host_changed(start);
+        assert_eq!(due.at(), Some(start + QUIET));
+        for step in 0..200 {
+            due.tunnels_changed(start + Duration::from_millis(step * 10));
+        }
+        assert_eq!(due.at(), Some(start + LATEST));
+
+        due.wait().await;
+        assert_eq!(Instant::now(), start + LATEST);
+        assert!(due.done(Instant::now(), Instant::now()));
+        assert_eq!(due.at(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_evaluation_that_takes_long_is_followed_by_a_longer_rest() {
+        let begun = Instant::now();
+        let ended = begun + Duration::from_secs(1);
+        let mut due = Due::default();
+        due.tunnels_changed(begun);
+        assert!(!due.done(begun, ended));
+
+        due.tunnels_changed(ended);
+
+        assert_eq!(due.at(), Some(ended + Duration::from_secs(9)));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_notice_makes_the_reader_panic(
+            kind in 0u16..100,
+            payload in proptest::collection::vec(0u8.., 0..40),
+        ) {
+            let frame = Frame { kind, flags: 0, sequence: 0, port: 0, payload: &payload };
+            let _ = Links::default().read(&frame);
+        }
+    }
+}
