@@ -187,16 +187,15 @@ impl IkeSa {
         if !expired {
             return;
         }
-        // A child that is to be up, or to come back when it is lost, has been lost.
+        // Whoever brought it up, by hand too, has not taken it down; strongSwan makes a new one
+        // whatever the actions are.
+        env.request(Request::Restart {
+            connection: conn.name.clone(),
+            child: cfg.name.clone(),
+            after: Duration::ZERO,
+            cause: Cause::Lost,
+        });
         let actions = [cfg.start_action, cfg.dpd_action, cfg.close_action];
-        if actions.iter().any(|action| action.start) {
-            env.request(Request::Restart {
-                connection: conn.name.clone(),
-                child: cfg.name.clone(),
-                after: Duration::ZERO,
-                cause: Cause::Lost,
-            });
-        }
         if actions.iter().any(|action| action.trap) {
             env.request(Request::Trap {
                 connection: conn.name.clone(),
