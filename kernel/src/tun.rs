@@ -36,6 +36,7 @@ mod tables;
 mod testing;
 mod transmit;
 mod vnet;
+mod watching;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -55,6 +56,7 @@ use tokio::task::AbortHandle;
 use crate::audit::{Audit, ListedPolicy};
 use crate::plane::{Capabilities, DataPlane, EventCounts, PlaneKind};
 use crate::udp::{IkeSocket, Received};
+use crate::watch;
 use crate::xfrm::priority_between;
 use clear::Clear;
 use device::{Device, Waker};
@@ -113,9 +115,11 @@ impl Default for TunConfig {
 /// Userspace ESP behind a TUN device. See the [module](self) for how packets move.
 pub struct TunPlane {
     shared: Arc<Shared>,
-    system: Mutex<System>,
+    system: Arc<Mutex<System>>,
     threads: std::sync::Mutex<Vec<JoinHandle<()>>>,
     ticker: AbortHandle,
+    /// Follows this host's network.
+    watch: AbortHandle,
 }
 
 impl TunPlane {
@@ -152,6 +156,7 @@ impl TunPlane {
             return Err(io::Error::other(error));
         }
 
+        let changes = watch::open_socket()?;
         let (events, event_receiver) = mpsc::channel(EVENT_QUEUE);
         let (ike, ike_receiver) = mpsc::channel(IKE_QUEUE);
         tracing::info!(
@@ -160,11 +165,18 @@ impl TunPlane {
             joins_udp = device.joins_udp(),
             "TUN plane runs"
         );
+        let adapter = watching::Adapter {
+            router: system.router(),
+            system: Arc::new(Mutex::new(system)),
+        };
+        let system = Arc::clone(&adapter.system);
+        let watch = tokio::spawn(watch::run(changes, adapter, events.clone()));
         let shared = Arc::new(Shared::new(device, socket, waker, clear, events, ike));
         let mut plane = Self {
             ticker: tokio::spawn(tick(Arc::downgrade(&shared))).abort_handle(),
+            watch: watch.abort_handle(),
             shared,
-            system: Mutex::new(system),
+            system,
             threads: std::sync::Mutex::default(),
         };
         if let Err(error) = plane.spawn_threads() {
@@ -464,6 +476,7 @@ impl DataPlane for TunPlane {
 
     async fn shutdown(&self) {
         self.ticker.abort();
+        self.watch.abort();
         self.shared.stop();
         let threads = std::mem::take(
             &mut *self
@@ -490,6 +503,7 @@ impl DataPlane for TunPlane {
 impl Drop for TunPlane {
     fn drop(&mut self) {
         self.ticker.abort();
+        self.watch.abort();
         self.shared.stop();
     }
 }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use swanherd_ipsec::plane::{PolicyAction, PolicySet};
 
@@ -14,7 +15,7 @@ use crate::route_table::RouteTable;
 
 /// Routes, rules and the link of one TUN device.
 pub(super) struct System {
-    router: Router,
+    router: Arc<Router>,
     interface: u32,
     /// Its rule sends everything but our own ESP and IKE into the device.
     routes: RouteTable,
@@ -23,7 +24,7 @@ pub(super) struct System {
 impl System {
     pub(super) fn open(interface: u32, mark: u32) -> io::Result<Self> {
         Ok(Self {
-            router: Router::open()?,
+            router: Arc::new(Router::open()?),
             interface,
             routes: RouteTable::into_device(interface, mark),
         })
@@ -127,6 +128,16 @@ impl System {
     /// Compares routes, rules and addresses with what is wanted; see [`RouteTable::audit`].
     pub(super) async fn audit(&mut self, dry_run: bool) -> Result<Vec<Finding>, NetlinkError> {
         self.routes.audit(&self.router, dry_run).await
+    }
+
+    /// Audits because this host's network changed; see [`RouteTable::mend`].
+    pub(super) async fn mend(&mut self) -> Result<(), NetlinkError> {
+        self.routes.mend(&self.router).await
+    }
+
+    /// The connection by which all of this is done.
+    pub(super) fn router(&self) -> Arc<Router> {
+        Arc::clone(&self.router)
     }
 
     /// Removes all routes, rules and addresses. The link goes with the device.
