@@ -15,7 +15,7 @@ use netlink_packet_xfrm::{
     XFRMNLGRP_MAPPING, XFRMNLGRP_POLICY, XFRMNLGRP_SA,
 };
 use netlink_sys::Socket;
-use portable_atomic::{AtomicU64, Ordering};
+use portable_atomic::{AtomicBool, AtomicU64, Ordering};
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{PlaneEvent, SaCounters, SaEntry, SaId};
 use tokio::io::unix::AsyncFd;
@@ -43,6 +43,11 @@ pub(super) struct Counts {
     foreign_changes: AtomicU64,
     /// SAs that an audit found missing, for the event task to report.
     missing: std::sync::Mutex<BTreeSet<SaId>>,
+    /// Any of our SAs may be gone.
+    suspect: AtomicBool,
+    /// Held while operations are between the books and the kernel, and while both are compared:
+    /// what is on its way to the kernel is not missing there.
+    pub(super) installing: tokio::sync::Mutex<()>,
     wake: tokio::sync::Notify,
 }
 
@@ -87,6 +92,10 @@ pub(super) async fn run(
     socket: AsyncFd<Socket>,
     sender: mpsc::Sender<PlaneEvent>,
 ) {
+    if let Err(error) = drop_echoes(&socket, shared.requests.port()) {
+        // They are read and recognised then.
+        tracing::debug!(%error, "cannot leave out the echoes of our own changes");
+    }
     let mut buffer = vec![0; 64 * 1024];
     let mut mappings = BTreeMap::new();
     loop {
@@ -94,7 +103,12 @@ pub(super) async fn run(
             received = netlink::receive(&socket, &mut buffer) => received,
             () = shared.counts.wake.notified() => {
                 let missing = std::mem::take(&mut *lock(&shared.counts.missing));
-                if deliver_expired(&shared, &sender, missing).await.is_err() {
+                let gone = forget(&shared, missing);
+                if deliver_expired(&sender, gone).await.is_err() {
+                    return;
+                }
+                let suspect = shared.counts.suspect.swap(false, Ordering::Relaxed);
+                if suspect && resync(&shared, &sender).await.is_err() {
                     return;
                 }
                 continue;
@@ -128,6 +142,24 @@ pub(super) async fn run(
     }
 }
 
+/// Has the kernel leave out the copies of changes that we make ourselves: thousands of SAs installed
+/// at once would fill the socket's buffer with them.
+fn drop_echoes(socket: &AsyncFd<Socket>, own_port: u32) -> io::Result<()> {
+    /// `nlmsg_pid` in the header, which is in host order; the filter loads in network order.
+    const PORT_OFFSET: u32 = 12;
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let own = u32::from_be_bytes(own_port.to_ne_bytes());
+    let program = [
+        socket2::SockFilter::new(LOAD, 0, 0, PORT_OFFSET),
+        socket2::SockFilter::new(EQUAL, 0, 1, own),
+        socket2::SockFilter::new(RETURN, 0, 0, 0),
+        socket2::SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ];
+    socket2::SockRef::from(socket.get_ref()).attach_filter(&program)
+}
+
 /// Lets the event task report SAs that are gone.
 pub(super) fn report_missing(shared: &Shared, missing: &[SaId]) {
     if !missing.is_empty() {
@@ -140,9 +172,11 @@ struct Closed;
 
 /// After lost events: reports each SA that is gone, or beyond a soft limit.
 async fn resync(shared: &Shared, sender: &mpsc::Sender<PlaneEvent>) -> Result<(), Closed> {
+    let quiet = shared.counts.installing.lock().await;
     let seen = match shared.dump_sas().await {
         Ok(seen) => seen,
         Err(error) => {
+            drop(quiet);
             tracing::warn!(%error, "events were lost and the SAs cannot be listed");
             tokio::time::sleep(ERROR_PAUSE).await;
             return Ok(());
@@ -171,7 +205,9 @@ async fn resync(shared: &Shared, sender: &mpsc::Sender<PlaneEvent>) -> Result<()
             }
         }
     }
-    deliver_expired(shared, sender, gone).await?;
+    let gone = forget(shared, gone);
+    drop(quiet);
+    deliver_expired(sender, gone).await?;
     for id in soft {
         let event = PlaneEvent::Expire { id, hard: false };
         sender.send(event).await.map_err(|_| Closed)?;
@@ -179,18 +215,22 @@ async fn resync(shared: &Shared, sender: &mpsc::Sender<PlaneEvent>) -> Result<()
     Ok(())
 }
 
-async fn deliver_expired(
-    shared: &Shared,
-    sender: &mpsc::Sender<PlaneEvent>,
-    gone: BTreeSet<SaId>,
-) -> Result<(), Closed> {
+/// Takes SAs out of the books; those that were more than reservations.
+fn forget(shared: &Shared, gone: BTreeSet<SaId>) -> Vec<SaId> {
+    let mut books = shared.books();
+    gone.into_iter()
+        .filter(|id| {
+            let known = books.desired.forget_sa(*id);
+            books.strike_out(&Record::Sa(*id));
+            matches!(known, Some(WantedSa::Installed(_)))
+        })
+        .collect()
+}
+
+async fn deliver_expired(sender: &mpsc::Sender<PlaneEvent>, gone: Vec<SaId>) -> Result<(), Closed> {
     for id in gone {
-        let known = shared.books().desired.forget_sa(id);
-        shared.books().strike_out(&Record::Sa(id));
-        if matches!(known, Some(WantedSa::Installed(_))) {
-            let event = PlaneEvent::Expire { id, hard: true };
-            sender.send(event).await.map_err(|_| Closed)?;
-        }
+        let event = PlaneEvent::Expire { id, hard: true };
+        sender.send(event).await.map_err(|_| Closed)?;
     }
     Ok(())
 }
@@ -294,11 +334,10 @@ fn read_change(shared: &Shared, frame: &netlink::Frame<'_>) -> Option<PlaneEvent
         }
         XFRM_MSG_FLUSHSA | XFRM_MSG_FLUSHPOLICY => {
             tracing::warn!("another process flushed the kernel's IPsec tables");
-            let gone: Vec<SaId> = match frame.kind {
-                XFRM_MSG_FLUSHSA => shared.books().desired.sas().map(|(id, _)| *id).collect(),
-                _ => Vec::new(),
-            };
-            report_missing(shared, &gone);
+            if frame.kind == XFRM_MSG_FLUSHSA {
+                shared.counts.suspect.store(true, Ordering::Relaxed);
+                shared.counts.wake.notify_one();
+            }
             None
         }
         _ => None,

@@ -89,6 +89,7 @@ impl XfrmPlane {
     /// Applies operations in order, and answers each.
     pub(super) async fn run(&self, ops: Vec<Op>) -> Vec<Result<Outcome, PlaneError>> {
         let mut routes = self.routes.lock().await;
+        let _installing = self.shared.counts.installing.lock().await;
         let mut outcomes = Vec::with_capacity(ops.len());
         let mut batch = Batch::default();
         for op in ops {
