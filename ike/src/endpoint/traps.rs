@@ -15,7 +15,7 @@ use super::Endpoint;
 use crate::api::{Action, ConnectionRef, LogGroup, Now, Token, TrapInfo};
 use crate::sa::narrow::unspecified;
 use crate::sa::policies::Group;
-use crate::sa::{narrow, unique};
+use crate::sa::{mode, narrow, unique};
 
 /// How often the addresses of a trap are looked for that could not be found.
 const RETRY: Duration = Duration::from_secs(60);
@@ -261,11 +261,7 @@ impl Endpoint {
         let (Some(child), Some(remote)) = (trap.child(), trap.remote) else {
             return;
         };
-        let mode = match child.mode {
-            ChildMode::Ipsec(mode) => mode,
-            ChildMode::TransportProxy => Mode::Transport,
-            ChildMode::Pass | ChildMode::Drop => return,
-        };
+        let mode = mode::configured(child);
         // Without an own address the trap still keeps traffic from leaving in clear.
         let local = source.unwrap_or_else(|| unspecified(remote.is_ipv4()));
         let group = match self.env.policies.trap(&name.0, &name.1, child.reqid) {

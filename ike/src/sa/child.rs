@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use swanherd_config::model::{Child, ChildMode, CopyDscp};
+use swanherd_config::model::{Child, CopyDscp};
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{
     Direction, Lifetime, Mode, Op, PolicyAction, PolicySet, SaEntry, SaId, SaKeys, UdpEncap,
@@ -13,6 +13,7 @@ use swanherd_ipsec::proposal::ChildSuite;
 
 use super::child_offer::ChildFailure;
 use super::env::{Env, Slot};
+use super::mode;
 use super::policies::{Group, Traffic};
 use super::unique::{self, Tags};
 use super::{IkeSa, Packet};
@@ -182,8 +183,10 @@ impl ChildSa {
         };
         let copy_out = matches!(cfg.copy_dscp, CopyDscp::Out | CopyDscp::Yes);
         let copy_in = matches!(cfg.copy_dscp, CopyDscp::In | CopyDscp::Yes);
+        // Transport mode needs it for what else is sent to the peer; BEET takes the inner addresses
+        // from it.
         let selector = match (self.mode, self.local_ts.first(), self.remote_ts.first()) {
-            (Mode::Transport, Some(local), Some(remote)) => Some((*local, *remote)),
+            (Mode::Transport | Mode::Beet, Some(local), Some(remote)) => Some((*local, *remote)),
             _ => None,
         };
         SaEntry {
@@ -284,11 +287,7 @@ impl IkeSa {
                 (group, unique::tags(env, cfg, inherited, group.set))
             }
         };
-        let mode = match cfg.mode {
-            ChildMode::Ipsec(mode) => mode,
-            ChildMode::TransportProxy => Mode::Transport,
-            ChildMode::Pass | ChildMode::Drop => Mode::Tunnel,
-        };
+        let mode = mode::configured(cfg);
         let child = ChildSa {
             id,
             conn: conn.clone(),

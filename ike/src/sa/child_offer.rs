@@ -2,15 +2,15 @@
 //! Negotiating a child: what is offered, what is answered, what is accepted (RFC 7296 sections
 //! 1.2, 1.3.1 and 2.9). The same for IKE_AUTH and CREATE_CHILD_SA.
 
-use swanherd_config::model::{Child, ChildMode};
+use swanherd_config::model::Child;
 use swanherd_ipsec::plane::Mode;
 use swanherd_ipsec::proposal::ChildSuite;
 use swanherd_ipsec::{Proposal, ProtocolId, TrafficSelector};
 
 use super::IkeSa;
 use super::env::Env;
-use super::narrow;
 use super::proposal::{self, Chosen, KeyExchangeRule};
+use super::{mode, narrow};
 use crate::api::{ChildSaId, ConnectionRef, Event, FailureReason, LogGroup};
 use crate::wire::{
     KePayload, NotifyPayload, NotifyType, Payload, SaPayload, SaProposal, TsPayload,
@@ -24,7 +24,10 @@ pub(crate) struct ChildPayloads {
     pub(crate) ts_r: Option<Vec<TrafficSelector>>,
     pub(crate) nonce: Option<Vec<u8>>,
     pub(crate) ke: Option<KePayload>,
+    /// USE_TRANSPORT_MODE.
     pub(crate) transport: bool,
+    /// The private notify for BEET mode.
+    pub(crate) beet: bool,
     /// SPI of a REKEY_SA notify for a CHILD SA.
     pub(crate) rekeys: Option<u32>,
     /// The first error notify.
@@ -43,6 +46,7 @@ impl ChildPayloads {
                 Payload::Ke(ke) => out.ke = Some(ke.clone()),
                 Payload::Notify(notify) => match notify.notify_type {
                     NotifyType::UseTransportMode => out.transport = true,
+                    NotifyType::UseBeetMode => out.beet = true,
                     NotifyType::RekeySa => out.rekeys = notify.child_spi(),
                     kind if kind.is_error() && out.error.is_none() => {
                         out.error = Some((kind, notify.data.clone()));
@@ -112,7 +116,7 @@ impl IkeSa {
         id: ChildSaId,
         proposals: &[Proposal],
     ) -> Vec<Payload> {
-        let remote = self.remote.ip();
+        let (local, remote) = (self.local.ip(), self.remote.ip());
         let own = self
             .children
             .get(&id)
@@ -129,8 +133,10 @@ impl IkeSa {
             return Vec::new();
         };
         let cfg = child.cfg();
-        let (local_ts, remote_ts) =
-            old_ts.unwrap_or_else(|| (own, narrow::resolve(&cfg.remote_ts, &[remote])));
+        let (local_ts, remote_ts) = old_ts.unwrap_or_else(|| {
+            let remote_ts = narrow::resolve(&cfg.remote_ts, &[remote]);
+            mode::offered(cfg, own, remote_ts, local, remote)
+        });
         // What asks for the SA goes first (RFC 7296 section 2.9), if the configuration has it.
         let (mut local_ts, mut remote_ts) = (local_ts, remote_ts);
         if let Some((local, remote)) = child.packet
@@ -146,9 +152,7 @@ impl IkeSa {
         child.remote_ts.clone_from(&remote_ts);
         let spi = child.spi_in.to_be_bytes().to_vec();
         let mut payloads = Vec::new();
-        if child.mode == Mode::Transport {
-            payloads.push(notify(NotifyType::UseTransportMode));
-        }
+        payloads.extend(mode::notify_of(child.mode));
         payloads.push(notify(NotifyType::EspTfcPaddingNotSupported));
         payloads.push(notify(NotifyType::NonFirstFragmentsAlso));
         payloads.push(Payload::Sa(SaPayload {
@@ -218,7 +222,8 @@ impl IkeSa {
         };
         let mut ts_i = ts_i.clone();
         let mut ts_r = ts_r.clone();
-        if child.mode == Mode::Transport && answer.transport {
+        let nat = self.nat.any() && !mode::is_proxy(child.cfg());
+        if child.mode == Mode::Transport && answer.transport && nat {
             ts_i = narrow::substitute(&ts_i, local);
             ts_r = narrow::substitute(&ts_r, remote);
         }
@@ -233,13 +238,37 @@ impl IkeSa {
         }
         let narrowed = !narrow::covers(&local_ts, &child.local_ts)
             || !narrow::covers(&remote_ts, &child.remote_ts);
-        if child.mode == Mode::Transport && !answer.transport {
+        let confirmed = match child.mode {
+            Mode::Transport => answer.transport,
+            Mode::Beet => answer.beet && self.peer.private_notifies,
+            Mode::Tunnel => true,
+        };
+        let refused = if !confirmed {
+            let wanted = child.mode;
             child.mode = Mode::Tunnel;
-        }
+            Some(wanted)
+        } else if mode::fits(child.cfg(), child.mode, &local_ts, &remote_ts) {
+            None
+        } else {
+            return Err(ChildFailure::new(
+                FailureReason::SelectorMismatch,
+                NotifyType::TsUnacceptable,
+                format!(
+                    "the peer wants {:?} mode for {} === {}, which are not two hosts",
+                    child.mode,
+                    narrow::describe(&local_ts),
+                    narrow::describe(&remote_ts)
+                ),
+            ));
+        };
         child.local_ts = local_ts;
         child.remote_ts = remote_ts;
         child.spi_out = spi_out;
         child.suite = Some(chosen.suite);
+        if let Some(wanted) = refused {
+            let text = format!("the peer does not confirm {wanted:?} mode, tunnel mode is used");
+            self.log(env, LogGroup::Chd, 1, text);
+        }
         if narrowed {
             env.event(Event::Alert {
                 kind: "ts-narrowed",
@@ -275,11 +304,12 @@ impl IkeSa {
             if only.is_some_and(|only| only != index) {
                 continue;
             }
-            let Some(mode) = responder_mode(child, offer.transport) else {
+            let beet = offer.beet && self.peer.private_notifies;
+            let Some(mut mode) = mode::answered(child, offer.transport, beet) else {
                 continue;
             };
             let (mut theirs_remote, mut theirs_local) = (ts_i.clone(), ts_r.clone());
-            if mode == Mode::Transport && self.nat.any() {
+            if mode == Mode::Transport && self.nat.any() && !mode::is_proxy(child) {
                 theirs_remote = narrow::substitute(&theirs_remote, remote);
                 theirs_local = narrow::substitute(&theirs_local, local);
             }
@@ -290,6 +320,10 @@ impl IkeSa {
             );
             if local_ts.is_empty() || remote_ts.is_empty() {
                 continue;
+            }
+            if !mode::fits(child, mode, &local_ts, &remote_ts) {
+                // As between other hosts than these two, only tunnel mode can carry it.
+                mode = Mode::Tunnel;
             }
             let whole = narrow::covers(&local_ts, &theirs_local)
                 && narrow::covers(&remote_ts, &theirs_remote);
@@ -387,9 +421,7 @@ impl IkeSa {
             return Vec::new();
         };
         let mut payloads = Vec::new();
-        if selected.mode == Mode::Transport {
-            payloads.push(notify(NotifyType::UseTransportMode));
-        }
+        payloads.extend(mode::notify_of(selected.mode));
         payloads.push(notify(NotifyType::EspTfcPaddingNotSupported));
         payloads.push(notify(NotifyType::NonFirstFragmentsAlso));
         payloads.push(Payload::Sa(SaPayload {
@@ -476,19 +508,4 @@ struct Fitting {
 /// A notify without data.
 pub(crate) fn notify(kind: NotifyType) -> Payload {
     Payload::Notify(NotifyPayload::new(kind, Vec::new()))
-}
-
-/// The mode in which a child can answer, or `None` if it is not negotiated.
-fn responder_mode(child: &Child, transport_offered: bool) -> Option<Mode> {
-    match child.mode {
-        ChildMode::Ipsec(Mode::Transport) | ChildMode::TransportProxy => {
-            Some(if transport_offered {
-                Mode::Transport
-            } else {
-                Mode::Tunnel
-            })
-        }
-        ChildMode::Ipsec(mode) => Some(mode),
-        ChildMode::Pass | ChildMode::Drop => None,
-    }
 }

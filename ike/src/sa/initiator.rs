@@ -17,7 +17,7 @@ use super::env::{Env, Slot};
 use super::install::Installing;
 use super::proposal;
 use super::protect::Protection;
-use super::{Active, Answer, IkeSa, Task, nat};
+use super::{Active, Answer, IkeSa, Task, mode, nat};
 use crate::api::{
     ChildSaId, ConnectionRef, Datagram, Event, FailureReason, IkeState, LogGroup, Now, Token,
 };
@@ -26,7 +26,7 @@ use crate::crypto::auth::{ANNOUNCED_HASHES, HashId};
 use crate::crypto::{IkeKeys, KeyPair};
 use crate::wire::{
     AuthPayload, ExchangeType, KePayload, Message, NoncePayload, NotifyPayload, NotifyType,
-    Payload, SaPayload, SaProposal,
+    Payload, STRONGSWAN, SaPayload, SaProposal,
 };
 
 /// How often IKE_SA_INIT starts over because the responder wants another key exchange or a cookie.
@@ -308,6 +308,7 @@ impl IkeSa {
         if env.settings.signature_authentication {
             payloads.push(hash_notify());
         }
+        payloads.extend(mode::vendor_id(&conn));
         let message = Message {
             header: self.header(ExchangeType::IkeSaInit, 0, false),
             payloads,
@@ -533,6 +534,10 @@ impl IkeSa {
         let has = |kind| message.notify(kind).is_some();
         self.peer.fragmentation = has(NotifyType::FragmentationSupported);
         self.peer.childless = has(NotifyType::ChildlessSupported);
+        self.peer.private_notifies = message
+            .payloads
+            .iter()
+            .any(|payload| matches!(payload, Payload::Vendor(vendor) if vendor.0 == STRONGSWAN));
         self.peer.hashes = message
             .notify(NotifyType::SignatureHashAlgorithms)
             .map(|notify| {

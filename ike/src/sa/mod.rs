@@ -24,6 +24,7 @@ mod install;
 pub(crate) mod judge;
 mod lifecycle;
 mod limits;
+pub(crate) mod mode;
 pub(crate) mod narrow;
 mod nat;
 pub(crate) mod policies;
@@ -86,6 +87,8 @@ pub(crate) struct PeerFeatures {
     pub(crate) childless: bool,
     /// MOBIKE_SUPPORTED.
     pub(crate) mobike: bool,
+    /// It names itself as one that knows strongSwan's private notifies.
+    pub(crate) private_notifies: bool,
     /// ESP_TFC_PADDING_NOT_SUPPORTED is remembered per IKE SA; we never pad.
     pub(crate) no_tfc: bool,
 }

@@ -18,7 +18,7 @@ use super::install::{Installing, Outbound};
 use super::judge::Accepted;
 use super::proposal::{self, KeyExchangeRule};
 use super::timers::Timer;
-use super::{Answer, IkeSa, Passive, nat, virtual_ip};
+use super::{Answer, IkeSa, Passive, mode, nat, virtual_ip};
 use crate::api::{
     ChildSaId, ConnectionRef, Datagram, Event, FailureReason, IkeState, LogGroup, Now, Token,
 };
@@ -232,6 +232,9 @@ impl IkeSa {
         }
         if init.hashes {
             payloads.push(hash_notify());
+        }
+        if self.peer.private_notifies {
+            payloads.extend(mode::vendor_id(&init.first));
         }
         if init.childless {
             payloads.push(notify(NotifyType::ChildlessSupported));

@@ -53,4 +53,4 @@ pub use sk::SkPayload;
 pub use skf::SkfPayload;
 pub use ts::TsPayload;
 pub use unknown::UnknownPayload;
-pub use vendor::VendorPayload;
+pub use vendor::{STRONGSWAN, VendorPayload};

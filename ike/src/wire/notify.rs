@@ -94,6 +94,7 @@ swanherd_ipsec::open_registry! {
         Ip6Allowed = 16440, "IP6_ALLOWED";
         AdditionalKeyExchange = 16441, "ADDITIONAL_KEY_EXCHANGE";
         UseAggfrag = 16442, "USE_AGGFRAG";
+        UseBeetMode = 40961, "BEET_MODE";
     }
 }
 

@@ -21,6 +21,7 @@ mod chaos;
 mod handshake;
 mod lifecycle;
 mod loss;
+mod modes;
 mod nat;
 mod rekey;
 mod reqids;
