@@ -31,7 +31,7 @@ pub(crate) fn fit(connection: &mut Connection, plane: &Capabilities) -> Result<(
         };
         return Err(format!(
             "{name}/{}: {reason}, which ESP in user space cannot do; it needs a kernel with ESP \
-             (data_plane = xfrm)",
+             (swanherd.dataplane = xfrm)",
             child.name
         ));
     }

@@ -172,7 +172,7 @@ async fn run() -> Result<(), Error> {
             counters.integrity_drops
         );
     }
-    for (reason, packets) in plane.drops() {
+    for (reason, packets) in plane.event_counts().drops.by_reason() {
         if packets > 0 {
             println!("drops {reason} {packets}");
         }

@@ -19,4 +19,4 @@ mod watch;
 pub mod xfrm;
 
 pub use netlink::NetlinkError;
-pub use plane::{Capabilities, DataPlane, EventCounts, PlaneKind};
+pub use plane::{Capabilities, DataPlane, DropCounts, EventCounts, PlaneKind};

@@ -32,10 +32,15 @@ impl PlaneKind {
 pub struct EventCounts {
     /// How often the kernel said that it dropped events because we read too slowly.
     pub overruns: u64,
+    /// Events for which the daemon had no room. What they said is told later, if still true.
+    pub undelivered: u64,
     /// Acquires that were not delivered, by reason.
     pub acquires: AcquireCounts,
     /// Changes of SAs and policies by other processes.
     pub foreign_changes: u64,
+    /// Packets that the plane itself dropped. Those of the kernel's XFRM are not among them; it
+    /// counts them in `/proc/net/xfrm_stat`.
+    pub drops: DropCounts,
 }
 
 /// Packets that asked for an SA and raised no event, by reason.
@@ -49,6 +54,52 @@ pub struct AcquireCounts {
     pub coalesced: u64,
     /// Too many policies asked at once.
     pub dropped: u64,
+}
+
+/// Packets that a plane in user space dropped, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropCounts {
+    /// No packet, or not a tunnelled one.
+    pub malformed: u64,
+    /// Outbound and meant for the link itself, or inbound by an SA and not as a policy asks.
+    pub no_policy: u64,
+    /// A policy asks for an SA that is not there (yet).
+    pub no_sa: u64,
+    /// A policy discards them.
+    pub shunted: u64,
+    /// Their SA has reached a hard limit.
+    pub expired: u64,
+    /// The network did not take them.
+    pub send_failed: u64,
+    /// No SA has their SPI and destination.
+    pub unknown_spi: u64,
+    /// Seen before, or too old.
+    pub replayed: u64,
+    /// Authentication failed.
+    pub forged: u64,
+    /// The TUN device did not take them.
+    pub device_refused: u64,
+    /// IKE messages that came faster than they were read.
+    pub ike_queue_full: u64,
+}
+
+impl DropCounts {
+    /// Names of the reasons, with their counts. The names are stable.
+    pub const fn by_reason(&self) -> [(&'static str, u64); 11] {
+        [
+            ("malformed", self.malformed),
+            ("no_policy", self.no_policy),
+            ("no_sa", self.no_sa),
+            ("shunted", self.shunted),
+            ("expired", self.expired),
+            ("send_failed", self.send_failed),
+            ("unknown_spi", self.unknown_spi),
+            ("replayed", self.replayed),
+            ("forged", self.forged),
+            ("device_refused", self.device_refused),
+            ("ike_queue_full", self.ike_queue_full),
+        ]
+    }
 }
 
 /// What a data plane can do beyond tunnels with UDP encapsulation, so that nothing is negotiated

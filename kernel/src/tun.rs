@@ -191,11 +191,6 @@ impl TunPlane {
         self.shared.device.name()
     }
 
-    /// Packets dropped so far, by reason. The names are stable.
-    pub fn drops(&self) -> BTreeMap<&'static str, u64> {
-        self.shared.drops()
-    }
-
     fn spawn_threads(&mut self) -> io::Result<()> {
         let threads = self
             .threads
@@ -462,6 +457,7 @@ impl DataPlane for TunPlane {
     fn event_counts(&self) -> EventCounts {
         EventCounts {
             acquires: self.shared.acquire_counts(),
+            drops: self.shared.drops(),
             ..EventCounts::default()
         }
     }

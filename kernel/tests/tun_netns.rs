@@ -280,7 +280,7 @@ fn datagrams_pass_with_every_suite_and_are_counted() {
             assert_eq!(number(text, spi, "bytes"), 5 * 84, "{suite}: {text}");
         }
         // Router solicitations of the device itself match no policy.
-        let dropped = |text: &str| text.contains("drops") && !text.contains("drops no-policy");
+        let dropped = |text: &str| text.contains("drops") && !text.contains("drops no_policy");
         assert!(!dropped(&a) && !dropped(&b), "{a}\n{b}");
     }
 }
@@ -335,7 +335,7 @@ fn a_trap_raises_one_acquire_however_many_packets_hit_it() {
     let acquires = a.matches("event Acquire").count();
     assert_eq!(acquires, 1, "{a}");
     assert!(a.contains("10.2.0.1") && a.contains("reqid: 1"), "{a}");
-    assert_eq!(number(&a, "drops no-sa", "no-sa"), 5, "{a}");
+    assert_eq!(number(&a, "drops no_sa", "no_sa"), 5, "{a}");
 }
 
 #[test]

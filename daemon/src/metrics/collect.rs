@@ -8,6 +8,7 @@ use swanherd_config::model::ChildMode;
 use swanherd_ike::api::{
     ChildSaInfo, ChildState, Counter, DropReason, Exchange, FailureReason, IkeState,
 };
+use swanherd_kernel::PlaneKind;
 
 use super::exposition::{Exposition, Family, Format, Kind};
 use crate::audits::Kind as Finding;
@@ -539,6 +540,17 @@ fn data_plane(out: &mut Exposition, snapshot: &Snapshot) {
         ("dropped", acquires.dropped),
     ] {
         family.sample(&[("reason", reason)], count);
+    }
+    if snapshot.data_plane == PlaneKind::Tun.name() {
+        let mut family = out.family(
+            "swanherd_plane_dropped_packets",
+            Kind::Counter,
+            None,
+            "Packets that ESP in user space dropped, by reason.",
+        );
+        for (reason, count) in events.drops.by_reason() {
+            family.sample(&[("reason", reason)], count);
+        }
     }
     let standing = snapshot.standing.values();
     let traps = standing.filter(|set| set.trap).count();

@@ -95,6 +95,8 @@ fn audits_and_events_of_the_data_plane_are_counted() {
     snapshot.plane_events.overruns = 7;
     snapshot.plane_events.acquires.coalesced = 8;
     snapshot.plane_events.foreign_changes = 9;
+    snapshot.data_plane = "tun";
+    snapshot.plane_events.drops.no_sa = 10;
     let text = collect(&snapshot, Format::OpenMetrics);
 
     for line in [
@@ -111,6 +113,7 @@ fn audits_and_events_of_the_data_plane_are_counted() {
         "swanherd_plane_event_overruns_total 7",
         "swanherd_plane_acquires_total{reason=\"coalesced\"} 8",
         "swanherd_plane_foreign_changes_total 9",
+        "swanherd_plane_dropped_packets_total{reason=\"no_sa\"} 10",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }

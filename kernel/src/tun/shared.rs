@@ -15,7 +15,7 @@ use super::clear::Clear;
 use super::deadlines::Deadlines;
 use super::device::{Device, Waker};
 use super::tables::{Tables, Template};
-use crate::plane::AcquireCounts;
+use crate::plane::{AcquireCounts, DropCounts};
 use crate::udp::{IkeSocket, Received};
 
 /// A template without SA raises an acquire at most this often, however many packets hit it, unless
@@ -43,21 +43,8 @@ pub(super) enum DropReason {
     IkeQueueFull,
 }
 
-impl DropReason {
-    const ALL: [(Self, &'static str); 11] = [
-        (Self::Malformed, "malformed"),
-        (Self::NoPolicy, "no-policy"),
-        (Self::NoSa, "no-sa"),
-        (Self::Shunted, "shunted"),
-        (Self::Expired, "expired"),
-        (Self::SendFailed, "send-failed"),
-        (Self::UnknownSpi, "unknown-spi"),
-        (Self::Replayed, "replayed"),
-        (Self::Forged, "forged"),
-        (Self::DeviceRefused, "device-refused"),
-        (Self::IkeQueueFull, "ike-queue-full"),
-    ];
-}
+/// How many reasons there are.
+const DROP_REASONS: usize = DropReason::IkeQueueFull as usize + 1;
 
 pub(super) struct Shared {
     pub(super) device: Device,
@@ -79,7 +66,7 @@ pub(super) struct Shared {
     doomed: Mutex<Vec<SaId>>,
     any_doomed: AtomicBool,
     deadlines: Mutex<Deadlines>,
-    drops: [AtomicU64; DropReason::ALL.len()],
+    drops: [AtomicU64; DROP_REASONS],
     stopping: AtomicBool,
     device_failed: AtomicBool,
 }
@@ -146,11 +133,21 @@ impl Shared {
     }
 
     /// Dropped packets by reason.
-    pub(super) fn drops(&self) -> BTreeMap<&'static str, u64> {
-        DropReason::ALL
-            .iter()
-            .map(|(reason, name)| (*name, self.drops[*reason as usize].load(Ordering::Relaxed)))
-            .collect()
+    pub(super) fn drops(&self) -> DropCounts {
+        let of = |reason: DropReason| self.drops[reason as usize].load(Ordering::Relaxed);
+        DropCounts {
+            malformed: of(DropReason::Malformed),
+            no_policy: of(DropReason::NoPolicy),
+            no_sa: of(DropReason::NoSa),
+            shunted: of(DropReason::Shunted),
+            expired: of(DropReason::Expired),
+            send_failed: of(DropReason::SendFailed),
+            unknown_spi: of(DropReason::UnknownSpi),
+            replayed: of(DropReason::Replayed),
+            forged: of(DropReason::Forged),
+            device_refused: of(DropReason::DeviceRefused),
+            ike_queue_full: of(DropReason::IkeQueueFull),
+        }
     }
 
     pub(super) fn deliver_ike(&self, received: Received) {

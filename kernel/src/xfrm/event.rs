@@ -8,26 +8,31 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use netlink_packet_xfrm::{
-    Selector, UserAcquire, UserExpire, UserMapping, UserSaId, UserTemplate, XFRM_MSG_ACQUIRE,
-    XFRM_MSG_DELPOLICY, XFRM_MSG_DELSA, XFRM_MSG_EXPIRE, XFRM_MSG_FLUSHPOLICY, XFRM_MSG_FLUSHSA,
-    XFRM_MSG_MAPPING, XFRM_MSG_NEWPOLICY, XFRM_MSG_NEWSA, XFRM_MSG_UPDPOLICY, XFRM_MSG_UPDSA,
-    XFRM_POLICY_OUT, XFRM_USER_ACQUIRE_LEN, XFRMA_TMPL, XFRMNLGRP_ACQUIRE, XFRMNLGRP_EXPIRE,
-    XFRMNLGRP_MAPPING, XFRMNLGRP_POLICY, XFRMNLGRP_SA,
+    XFRM_MSG_ACQUIRE, XFRM_MSG_DELPOLICY, XFRM_MSG_DELSA, XFRM_MSG_EXPIRE, XFRM_MSG_FLUSHPOLICY,
+    XFRM_MSG_FLUSHSA, XFRM_MSG_MAPPING, XFRM_MSG_MIGRATE, XFRM_MSG_NEWPOLICY, XFRM_MSG_NEWSA,
+    XFRM_MSG_POLEXPIRE, XFRM_MSG_UPDPOLICY, XFRM_MSG_UPDSA, XFRMNLGRP_ACQUIRE, XFRMNLGRP_EXPIRE,
+    XFRMNLGRP_MAPPING, XFRMNLGRP_MIGRATE, XFRMNLGRP_POLICY, XFRMNLGRP_SA,
 };
 use netlink_sys::Socket;
-use portable_atomic::{AtomicBool, AtomicU64, Ordering};
-use swanherd_ipsec::TrafficSelector;
+use portable_atomic::{AtomicU64, Ordering};
 use swanherd_ipsec::plane::{PlaneEvent, SaCounters, SaEntry, SaId};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use zeroize::Zeroize as _;
 
 use super::Shared;
-use super::message::attributes;
-use super::selector::address;
 use crate::netlink;
 use crate::plane::{AcquireCounts, EventCounts};
 use crate::reconcile::{Record, WantedSa};
+use crate::watch::Due;
+
+mod acquires;
+mod mend;
+mod notice;
+
+use acquires::{Acquires, Fate};
+use notice::{Acquire, Subject};
 
 /// Room for bursts; the kernel grants what its limits allow.
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
@@ -39,12 +44,14 @@ const MAX_MAPPINGS: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     overruns: AtomicU64,
-    foreign_acquires: AtomicU64,
+    undelivered: AtomicU64,
+    acquires_foreign: AtomicU64,
+    acquires_without_selector: AtomicU64,
+    acquires_coalesced: AtomicU64,
+    acquires_dropped: AtomicU64,
     foreign_changes: AtomicU64,
     /// SAs that an audit found missing, for the event task to report.
     missing: std::sync::Mutex<BTreeSet<SaId>>,
-    /// Any of our SAs may be gone.
-    suspect: AtomicBool,
     /// Held while operations are between the books and the kernel, and while both are compared:
     /// what is on its way to the kernel is not missing there.
     pub(super) installing: tokio::sync::Mutex<()>,
@@ -55,11 +62,15 @@ impl Counts {
     pub(super) fn snapshot(&self) -> EventCounts {
         EventCounts {
             overruns: self.overruns.load(Ordering::Relaxed),
+            undelivered: self.undelivered.load(Ordering::Relaxed),
             acquires: AcquireCounts {
-                foreign: self.foreign_acquires.load(Ordering::Relaxed),
-                ..AcquireCounts::default()
+                foreign: self.acquires_foreign.load(Ordering::Relaxed),
+                without_selector: self.acquires_without_selector.load(Ordering::Relaxed),
+                coalesced: self.acquires_coalesced.load(Ordering::Relaxed),
+                dropped: self.acquires_dropped.load(Ordering::Relaxed),
             },
             foreign_changes: self.foreign_changes.load(Ordering::Relaxed),
+            ..EventCounts::default()
         }
     }
 }
@@ -68,18 +79,14 @@ impl Counts {
 /// complaint and never receives.
 pub(super) fn open_socket() -> io::Result<AsyncFd<Socket>> {
     let socket = netlink::open_socket(libc::NETLINK_XFRM as isize)?;
-    let forced =
-        rustix::net::sockopt::set_socket_recv_buffer_size_force(socket.get_ref(), SOCKET_BUFFER);
-    if forced.is_err() {
-        // Without the privilege the system's limit applies; overruns are noticed anyway.
-        let _ = socket.get_ref().set_rx_buf_sz(SOCKET_BUFFER);
-    }
+    netlink::enlarge_buffer(&socket, SOCKET_BUFFER);
     for group in [
         XFRMNLGRP_ACQUIRE,
         XFRMNLGRP_EXPIRE,
         XFRMNLGRP_SA,
         XFRMNLGRP_POLICY,
         XFRMNLGRP_MAPPING,
+        XFRMNLGRP_MIGRATE,
     ] {
         socket.get_ref().add_membership(group)?;
     }
@@ -97,42 +104,56 @@ pub(super) async fn run(
         tracing::debug!(%error, "cannot leave out the echoes of our own changes");
     }
     let mut buffer = vec![0; 64 * 1024];
-    let mut mappings = BTreeMap::new();
-    loop {
+    let mut reader = Reader {
+        shared: &shared,
+        sender: &sender,
+        mappings: BTreeMap::new(),
+        acquires: Acquires::default(),
+        suspect: Suspect::default(),
+        due: Due::default(),
+        behind: false,
+    };
+    while !sender.is_closed() {
         let received = tokio::select! {
-            received = netlink::receive(&socket, &mut buffer) => received,
-            () = shared.counts.wake.notified() => {
-                let missing = std::mem::take(&mut *lock(&shared.counts.missing));
-                let gone = forget(&shared, missing);
-                if deliver_expired(&sender, gone).await.is_err() {
+            // First, so that a storm cannot put it off.
+            biased;
+            () = reader.due.wait() => {
+                let begun = Instant::now();
+                let suspect = std::mem::take(&mut reader.suspect);
+                reader.due.done(begun, begun);
+                if check(&shared, &sender, suspect).await.is_err() {
                     return;
                 }
-                let suspect = shared.counts.suspect.swap(false, Ordering::Relaxed);
-                if suspect && resync(&shared, &sender).await.is_err() {
+                reader.due.rest(begun, Instant::now());
+                continue;
+            }
+            () = shared.counts.wake.notified() => {
+                let missing = std::mem::take(&mut *lock(&shared.counts.missing));
+                if deliver_expired(&sender, missing, |id| forget(&shared, id)).await.is_err() {
                     return;
                 }
                 continue;
             }
+            room = sender.reserve(), if reader.behind => {
+                drop(room);
+                // What was not delivered is found by comparing.
+                reader.behind = false;
+                reader.suspect(|suspect| suspect.sas = true);
+                continue;
+            }
+            received = netlink::receive(&socket, &mut buffer) => received,
         };
         match received {
             Ok(length) => {
-                let mut events = Vec::new();
                 for frame in netlink::frames(&buffer[..length]) {
-                    events.extend(read_event(&shared, &frame, &mut mappings));
+                    reader.read(&frame);
                 }
                 // Multicast copies of new SAs carry keys.
                 buffer[..length].zeroize();
-                for event in events {
-                    if sender.send(event).await.is_err() {
-                        return;
-                    }
-                }
             }
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                 shared.counts.overruns.fetch_add(1, Ordering::Relaxed);
-                if resync(&shared, &sender).await.is_err() {
-                    return;
-                }
+                reader.suspect(|suspect| (suspect.sas, suspect.policies) = (true, true));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot read the kernel's IPsec events");
@@ -168,9 +189,207 @@ pub(super) fn report_missing(shared: &Shared, missing: &[SaId]) {
     }
 }
 
+/// What may no longer be in the kernel as the books say.
+#[derive(Clone, Copy, Debug, Default)]
+struct Suspect {
+    sas: bool,
+    policies: bool,
+}
+
+/// Turns notices into events.
+struct Reader<'a> {
+    shared: &'a Shared,
+    sender: &'a mpsc::Sender<PlaneEvent>,
+    /// Where packets of SAs come from, as last told.
+    mappings: BTreeMap<SaId, (IpAddr, u16)>,
+    acquires: Acquires,
+    suspect: Suspect,
+    /// When what is suspect is compared with the kernel.
+    due: Due,
+    /// An event found no room.
+    behind: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn read(&mut self, frame: &netlink::Frame<'_>) {
+        match frame.kind {
+            XFRM_MSG_ACQUIRE => {
+                if let Some(acquire) = Acquire::read(frame.payload) {
+                    self.acquire(&acquire);
+                }
+            }
+            XFRM_MSG_EXPIRE => {
+                if let Some((subject, hard)) = notice::read_expire(frame.payload) {
+                    self.expire(&subject, hard);
+                }
+            }
+            XFRM_MSG_MAPPING => {
+                if let Some((subject, from)) = notice::read_mapping(frame.payload) {
+                    self.mapping(&subject, from);
+                }
+            }
+            // The kernel has ended a policy: ours have no limits, so somebody made it do so.
+            XFRM_MSG_POLEXPIRE => self.suspect(|suspect| suspect.policies = true),
+            // Copies of our own changes carry the port number that we put into the requests.
+            _ if frame.port == self.shared.requests.port() => {}
+            XFRM_MSG_NEWSA | XFRM_MSG_UPDSA | XFRM_MSG_DELSA | XFRM_MSG_FLUSHSA
+            | XFRM_MSG_NEWPOLICY | XFRM_MSG_UPDPOLICY | XFRM_MSG_DELPOLICY
+            | XFRM_MSG_FLUSHPOLICY | XFRM_MSG_MIGRATE => self.foreign_change(frame),
+            _ => {}
+        }
+    }
+
+    fn acquire(&mut self, acquire: &Acquire) {
+        let counts = &self.shared.counts;
+        let Acquire { reqid, peer, .. } = *acquire;
+        if !self.shared.books().desired.knows_reqid(reqid) {
+            count(&counts.acquires_foreign);
+            return;
+        }
+        let Some((local, remote)) = acquire.packet else {
+            count(&counts.acquires_without_selector);
+            return;
+        };
+        match self.acquires.judge(reqid, peer, Instant::now()) {
+            Fate::Coalesced => count(&counts.acquires_coalesced),
+            Fate::TooMany => count(&counts.acquires_dropped),
+            Fate::Deliver => {
+                let event = PlaneEvent::Acquire {
+                    reqid,
+                    local,
+                    remote,
+                };
+                // The kernel asks again as long as there is traffic.
+                if self.sender.try_send(event).is_err() {
+                    count(&counts.acquires_dropped);
+                    self.acquires.forget(reqid, peer);
+                }
+            }
+        }
+    }
+
+    fn expire(&mut self, subject: &Subject, hard: bool) {
+        let id = subject.id;
+        match self.shared.books().desired.sa(id) {
+            Some(WantedSa::Installed(entry)) if subject.is(entry) => {}
+            // A reservation that times out is nobody's loss: installing over it makes a new SA.
+            Some(WantedSa::Reserved) => {}
+            Some(WantedSa::Installed(_)) | None => return,
+        }
+        let Some(room) = self.room() else {
+            return;
+        };
+        let installed = if hard {
+            forget(self.shared, id)
+        } else {
+            let books = self.shared.books();
+            matches!(books.desired.sa(id), Some(WantedSa::Installed(_)))
+        };
+        if installed {
+            room.send(PlaneEvent::Expire { id, hard });
+        }
+    }
+
+    fn mapping(&mut self, subject: &Subject, from: (IpAddr, u16)) {
+        let id = subject.id;
+        let (addr, port) = from;
+        match self.shared.books().desired.sa(id) {
+            Some(WantedSa::Installed(entry)) if subject.is(entry) => {}
+            Some(_) | None => return,
+        }
+        if self.mappings.get(&id) == Some(&from) {
+            return;
+        }
+        // The kernel tells of it with each packet.
+        let Some(room) = self.room() else {
+            return;
+        };
+        room.send(PlaneEvent::MappingChange { id, addr, port });
+        if self.mappings.len() >= MAX_MAPPINGS {
+            self.mappings.clear();
+        }
+        self.mappings.insert(id, from);
+    }
+
+    /// Another process has changed something. Whatever is ours among it is mended.
+    fn foreign_change(&mut self, frame: &netlink::Frame<'_>) {
+        count(&self.shared.counts.foreign_changes);
+        match frame.kind {
+            XFRM_MSG_DELSA => {
+                let Some(subject) = notice::read_deletion(frame.payload) else {
+                    return;
+                };
+                let id = subject.id;
+                let known = matches!(
+                    self.shared.books().desired.sa(id),
+                    Some(WantedSa::Installed(_))
+                );
+                if !known {
+                    return;
+                }
+                tracing::warn!(spi = %format_args!("{:08x}", id.spi), dst = %id.dst,
+                    "another process deleted an SA of ours");
+                // It may have been one with another mark.
+                self.suspect(|suspect| suspect.sas = true);
+            }
+            XFRM_MSG_FLUSHSA => {
+                tracing::warn!("another process flushed the kernel's SAs");
+                self.suspect(|suspect| suspect.sas = true);
+            }
+            XFRM_MSG_FLUSHPOLICY => {
+                tracing::warn!("another process flushed the kernel's policies");
+                self.suspect(|suspect| suspect.policies = true);
+            }
+            XFRM_MSG_MIGRATE => {
+                tracing::warn!("another process moved SAs and policies to other addresses");
+                self.suspect(|suspect| (suspect.sas, suspect.policies) = (true, true));
+            }
+            XFRM_MSG_NEWPOLICY | XFRM_MSG_UPDPOLICY | XFRM_MSG_DELPOLICY => {
+                self.suspect(|suspect| suspect.policies = true);
+            }
+            _ => {}
+        }
+    }
+
+    fn suspect(&mut self, what: impl FnOnce(&mut Suspect)) {
+        what(&mut self.suspect);
+        self.due.note(Instant::now());
+    }
+
+    /// Room for an event. Without any, the daemon is told later what is still true then.
+    fn room(&mut self) -> Option<mpsc::Permit<'a, PlaneEvent>> {
+        let sender = self.sender;
+        let room = sender.try_reserve();
+        if room.is_err() {
+            count(&self.shared.counts.undelivered);
+            self.behind = true;
+        }
+        room.ok()
+    }
+}
+
 struct Closed;
 
-/// After lost events: reports each SA that is gone, or beyond a soft limit.
+/// Compares the kernel with the books.
+async fn check(
+    shared: &Shared,
+    sender: &mpsc::Sender<PlaneEvent>,
+    suspect: Suspect,
+) -> Result<(), Closed> {
+    if suspect.policies {
+        match mend::policies(shared).await {
+            Ok(0) => {}
+            Ok(mended) => tracing::warn!(mended, "put back policies that others had changed"),
+            Err(error) => tracing::warn!(%error, "cannot compare the policies with the kernel's"),
+        }
+    }
+    if suspect.sas {
+        resync(shared, sender).await?;
+    }
+    Ok(())
+}
+
+/// Reports each SA that is gone, or beyond a soft limit.
 async fn resync(shared: &Shared, sender: &mpsc::Sender<PlaneEvent>) -> Result<(), Closed> {
     let quiet = shared.counts.installing.lock().await;
     let seen = match shared.dump_sas().await {
@@ -205,9 +424,9 @@ async fn resync(shared: &Shared, sender: &mpsc::Sender<PlaneEvent>) -> Result<()
             }
         }
     }
-    let gone = forget(shared, gone);
+    gone.retain(|id| forget(shared, *id));
     drop(quiet);
-    deliver_expired(sender, gone).await?;
+    deliver_expired(sender, gone, |_| true).await?;
     for id in soft {
         let event = PlaneEvent::Expire { id, hard: false };
         sender.send(event).await.map_err(|_| Closed)?;
@@ -215,22 +434,25 @@ async fn resync(shared: &Shared, sender: &mpsc::Sender<PlaneEvent>) -> Result<()
     Ok(())
 }
 
-/// Takes SAs out of the books; those that were more than reservations.
-fn forget(shared: &Shared, gone: BTreeSet<SaId>) -> Vec<SaId> {
+/// Takes an SA out of the books; whether it was there and more than a reservation.
+fn forget(shared: &Shared, id: SaId) -> bool {
     let mut books = shared.books();
-    gone.into_iter()
-        .filter(|id| {
-            let known = books.desired.forget_sa(*id);
-            books.strike_out(&Record::Sa(*id));
-            matches!(known, Some(WantedSa::Installed(_)))
-        })
-        .collect()
+    let known = books.desired.forget_sa(id);
+    books.strike_out(&Record::Sa(id));
+    matches!(known, Some(WantedSa::Installed(_)))
 }
 
-async fn deliver_expired(sender: &mpsc::Sender<PlaneEvent>, gone: Vec<SaId>) -> Result<(), Closed> {
+/// Reports SAs as hard expired, as soon as there is room, if `still` says so then.
+async fn deliver_expired(
+    sender: &mpsc::Sender<PlaneEvent>,
+    gone: BTreeSet<SaId>,
+    still: impl Fn(SaId) -> bool,
+) -> Result<(), Closed> {
     for id in gone {
-        let event = PlaneEvent::Expire { id, hard: true };
-        sender.send(event).await.map_err(|_| Closed)?;
+        let room = sender.reserve().await.map_err(|_| Closed)?;
+        if still(id) {
+            room.send(PlaneEvent::Expire { id, hard: true });
+        }
     }
     Ok(())
 }
@@ -248,159 +470,8 @@ fn beyond_soft_limit(entry: &SaEntry, counters: &SaCounters, age: u64) -> bool {
             .is_some_and(|limit| age >= limit.as_secs().max(1))
 }
 
-fn read_event(
-    shared: &Shared,
-    frame: &netlink::Frame<'_>,
-    mappings: &mut BTreeMap<SaId, (IpAddr, u16)>,
-) -> Option<PlaneEvent> {
-    match frame.kind {
-        XFRM_MSG_ACQUIRE => {
-            let (reqid, local, remote) = read_acquire(frame.payload)?;
-            if !shared.books().desired.knows_reqid(reqid) {
-                shared
-                    .counts
-                    .foreign_acquires
-                    .fetch_add(1, Ordering::Relaxed);
-                return None;
-            }
-            Some(PlaneEvent::Acquire {
-                reqid,
-                local,
-                remote,
-            })
-        }
-        XFRM_MSG_EXPIRE => {
-            let expire = UserExpire::parse(frame.payload).ok()?;
-            read_expire(shared, &expire)
-        }
-        XFRM_MSG_MAPPING => {
-            let mapping = UserMapping::parse(frame.payload).ok()?;
-            let id = sa_id(&mapping.id);
-            let addr = address(mapping.id.family, &mapping.new_saddr);
-            let port = mapping.new_sport;
-            shared.books().desired.sa(id)?;
-            if mappings.len() >= MAX_MAPPINGS {
-                mappings.clear();
-            }
-            (mappings.insert(id, (addr, port)) != Some((addr, port)))
-                .then_some(PlaneEvent::MappingChange { id, addr, port })
-        }
-        XFRM_MSG_NEWSA | XFRM_MSG_UPDSA | XFRM_MSG_DELSA | XFRM_MSG_FLUSHSA
-        | XFRM_MSG_NEWPOLICY | XFRM_MSG_UPDPOLICY | XFRM_MSG_DELPOLICY | XFRM_MSG_FLUSHPOLICY => {
-            read_change(shared, frame)
-        }
-        _ => None,
-    }
-}
-
-fn read_expire(shared: &Shared, expire: &UserExpire) -> Option<PlaneEvent> {
-    let id = SaId {
-        spi: expire.state.id.spi,
-        dst: address(expire.state.family, &expire.state.id.daddr),
-    };
-    let hard = expire.hard != 0;
-    let mut books = shared.books();
-    let installed = matches!(books.desired.sa(id)?, WantedSa::Installed(_));
-    if hard {
-        books.desired.forget_sa(id);
-        books.strike_out(&Record::Sa(id));
-    }
-    // A reservation that times out is nobody's loss: installing over it makes a new SA.
-    installed.then_some(PlaneEvent::Expire { id, hard })
-}
-
-/// Counts changes by other processes, and notices when one of our SAs is deleted.
-fn read_change(shared: &Shared, frame: &netlink::Frame<'_>) -> Option<PlaneEvent> {
-    // Copies of our own changes carry the port number that we put into the requests.
-    if frame.port == shared.requests.port() {
-        return None;
-    }
-    shared
-        .counts
-        .foreign_changes
-        .fetch_add(1, Ordering::Relaxed);
-    match frame.kind {
-        XFRM_MSG_DELSA => {
-            let id = sa_id(&UserSaId::parse(frame.payload).ok()?);
-            let mut books = shared.books();
-            let WantedSa::Installed(_) = books.desired.sa(id)? else {
-                return None;
-            };
-            books.desired.forget_sa(id);
-            books.strike_out(&Record::Sa(id));
-            tracing::warn!(spi = %format_args!("{:08x}", id.spi), dst = %id.dst,
-                "another process deleted an SA of ours");
-            Some(PlaneEvent::Expire { id, hard: true })
-        }
-        XFRM_MSG_FLUSHSA | XFRM_MSG_FLUSHPOLICY => {
-            tracing::warn!("another process flushed the kernel's IPsec tables");
-            if frame.kind == XFRM_MSG_FLUSHSA {
-                shared.counts.suspect.store(true, Ordering::Relaxed);
-                shared.counts.wake.notify_one();
-            }
-            None
-        }
-        _ => None,
-    }
-}
-
-/// Request id and the packet's selectors, of an acquire for an outbound policy.
-fn read_acquire(payload: &[u8]) -> Option<(u32, TrafficSelector, TrafficSelector)> {
-    let acquire = UserAcquire::parse(payload).ok()?;
-    if acquire.policy.direction != XFRM_POLICY_OUT {
-        return None;
-    }
-    let template = attributes(payload, XFRM_USER_ACQUIRE_LEN)
-        .find(|(kind, _)| *kind == XFRMA_TMPL)
-        .and_then(|(_, value)| UserTemplate::parse(value).ok())?;
-    let (local, remote) = packet_selectors(&acquire.selector);
-    Some((template.reqid, local, remote))
-}
-
-/// The selector of a packet as a pair of traffic selectors: source first.
-fn packet_selectors(selector: &Selector) -> (TrafficSelector, TrafficSelector) {
-    let ports = |port: u16, mask: u16| {
-        if mask == 0 {
-            (0, u16::MAX)
-        } else {
-            (port & mask, port | !mask)
-        }
-    };
-    let icmp =
-        selector.proto == libc::IPPROTO_ICMP as u8 || selector.proto == libc::IPPROTO_ICMPV6 as u8;
-    let (source, destination) = if icmp && selector.sport_mask != 0 {
-        let type_and_code = selector.sport << 8 | selector.dport & 0xff;
-        (
-            (type_and_code, type_and_code),
-            (type_and_code, type_and_code),
-        )
-    } else {
-        (
-            ports(selector.sport, selector.sport_mask),
-            ports(selector.dport, selector.dport_mask),
-        )
-    };
-    let side = |addr, prefix_len, (start_port, end_port)| {
-        let addr = address(selector.family, addr);
-        TrafficSelector {
-            protocol: selector.proto,
-            start_port,
-            end_port,
-            ..TrafficSelector::network(addr, prefix_len)
-                .unwrap_or_else(|| TrafficSelector::host(addr))
-        }
-    };
-    (
-        side(&selector.saddr, selector.prefixlen_s, source),
-        side(&selector.daddr, selector.prefixlen_d, destination),
-    )
-}
-
-fn sa_id(id: &UserSaId) -> SaId {
-    SaId {
-        spi: id.spi,
-        dst: address(id.family, &id.daddr),
-    }
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
