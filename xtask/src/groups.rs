@@ -342,7 +342,7 @@ impl Report {
         packages::install(packages::STRONGSWAN)?;
         let python = python_with_vici()?;
         shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
-        for binary in test_binaries("swanherd-tests", &["netns", "clients"])? {
+        for binary in test_binaries("swanherd-tests", &["netns", "at_once", "clients"])? {
             let mut tests = Command::new(binary);
             tests
                 .arg("--test-threads=2")
