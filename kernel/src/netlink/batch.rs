@@ -145,3 +145,166 @@ fn again(error: &NetlinkError) -> NetlinkError {
         NetlinkError::Protocol(what) => NetlinkError::Protocol(what),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
+    use std::os::unix::net::UnixDatagram;
+
+    use netlink_packet_xfrm::XfrmMessage;
+    use netlink_packet_xfrm::policy::GetSpdInfoMessage;
+    use netlink_sys::Socket;
+    use tokio::io::unix::AsyncFd;
+    use tokio::sync::Mutex;
+
+    use super::super::State;
+    use super::*;
+
+    const ERROR: u16 = libc::NLMSG_ERROR as u16;
+    const ANSWER: u16 = 0x24;
+
+    /// A requester whose kernel is the other socket.
+    #[allow(unsafe_code)]
+    fn scripted(sequence: u32) -> (Requester, UnixDatagram) {
+        let (ours, kernel) = UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let descriptor = OwnedFd::from(ours).into_raw_fd();
+        // SAFETY: the descriptor was just given up by its owner.
+        let socket = unsafe { Socket::from_raw_fd(descriptor) };
+        // SAFETY: `Socket` owns its descriptor and gives the same one until it is dropped.
+        let socket = unsafe { AsyncFd::register(socket) }.unwrap();
+        let requester = Requester {
+            state: Mutex::new(State {
+                protocol: libc::NETLINK_XFRM as isize,
+                socket,
+                sequence,
+                buffer: vec![0; 64 * 1024],
+                unfinished: false,
+            }),
+            port: std::sync::atomic::AtomicU32::new(77),
+        };
+        (requester, kernel)
+    }
+
+    fn frame(kind: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(HEADER + payload.len()).unwrap();
+        let mut octets = length.to_ne_bytes().to_vec();
+        octets.extend(kind.to_ne_bytes());
+        octets.extend([0; 2]);
+        octets.extend(sequence.to_ne_bytes());
+        octets.extend([0; 4]);
+        octets.extend(payload);
+        octets.resize(octets.len().next_multiple_of(4), 0);
+        octets
+    }
+
+    fn verdict(sequence: u32, errno: i32) -> Vec<u8> {
+        let mut payload = (-errno).to_ne_bytes().to_vec();
+        payload.extend([0; HEADER]);
+        frame(ERROR, sequence, &payload)
+    }
+
+    fn requests(count: usize) -> Vec<Request> {
+        let message = XfrmMessage::GetSpdInfo(GetSpdInfoMessage::default());
+        (0..count).map(|_| Request::new(&message, 0)).collect()
+    }
+
+    /// Sequence and port numbers of what arrived in one datagram.
+    fn received(kernel: &UnixDatagram) -> Vec<(u32, u32)> {
+        let mut buffer = vec![0; 128 * 1024];
+        let length = kernel.recv(&mut buffer).unwrap();
+        frames(&buffer[..length])
+            .map(|frame| (frame.sequence, frame.port))
+            .collect()
+    }
+
+    /// What each request came to: the payloads' first octets, or the errno.
+    fn outcomes(results: Vec<Result<Vec<u8>, NetlinkError>>) -> Vec<Result<Vec<u8>, Option<i32>>> {
+        results
+            .into_iter()
+            .map(|result| result.map_err(|error| error.errno()))
+            .collect()
+    }
+
+    fn first(kind: u16, payload: &[u8]) -> Option<u8> {
+        (kind == ANSWER).then(|| payload[0])
+    }
+
+    #[tokio::test]
+    async fn answers_find_their_requests_in_any_order() {
+        let (requester, kernel) = scripted(100);
+        let script = tokio::task::spawn_blocking(move || {
+            let seen = received(&kernel);
+            // An answer to something earlier, two of the third, its verdict before the others'.
+            kernel.send(&frame(ANSWER, 100, &[9; 4])).unwrap();
+            let mut datagram = frame(ANSWER, 103, &[1; 4]);
+            datagram.extend(frame(ANSWER, 103, &[2; 4]));
+            datagram.extend(verdict(103, 0));
+            kernel.send(&datagram).unwrap();
+            kernel.send(&verdict(102, libc::EEXIST)).unwrap();
+            // Once more: what is decided stays so.
+            kernel.send(&verdict(102, 0)).unwrap();
+            kernel.send(&verdict(101, 0)).unwrap();
+            seen
+        });
+
+        let results = requester.batch(requests(3), first).await;
+
+        assert_eq!(script.await.unwrap(), [(101, 77), (102, 77), (103, 77)]);
+        assert_eq!(
+            outcomes(results),
+            [Ok(vec![]), Err(Some(libc::EEXIST)), Ok(vec![1, 2])]
+        );
+    }
+
+    #[tokio::test]
+    async fn sequence_numbers_wrap_within_a_batch() {
+        let (requester, kernel) = scripted(u32::MAX - 2);
+        let script = tokio::task::spawn_blocking(move || {
+            let seen = received(&kernel);
+            for (sequence, _) in &seen {
+                kernel.send(&verdict(*sequence, 0)).unwrap();
+            }
+            seen
+        });
+
+        let results = requester.batch(requests(4), first).await;
+
+        assert_eq!(outcomes(results), vec![Ok(vec![]); 4]);
+        let seen: Vec<u32> = script.await.unwrap().iter().map(|(s, _)| *s).collect();
+        assert_eq!(seen, [u32::MAX - 1, u32::MAX, 0, 1]);
+    }
+
+    #[tokio::test]
+    async fn many_requests_go_in_several_calls() {
+        let (requester, kernel) = scripted(0);
+        let script = tokio::task::spawn_blocking(move || {
+            let mut calls = Vec::new();
+            for _ in 0..3 {
+                let seen = received(&kernel);
+                for (sequence, _) in &seen {
+                    kernel.send(&verdict(*sequence, 0)).unwrap();
+                }
+                calls.push(seen.len());
+            }
+            calls
+        });
+
+        let results = requester.batch(requests(150), first).await;
+
+        assert_eq!(script.await.unwrap(), [64, 64, 22]);
+        assert!(results.iter().all(Result::is_ok));
+        assert_eq!(results.len(), 150);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_without_an_answer_fail_and_the_answered_keep_theirs() {
+        let (requester, kernel) = scripted(0);
+        kernel.send(&verdict(1, 0)).unwrap();
+        kernel.send(&verdict(3, libc::ESRCH)).unwrap();
+
+        let results = outcomes(requester.batch(requests(3), first).await);
+
+        assert_eq!(results, [Ok(vec![]), Err(None), Err(Some(libc::ESRCH))]);
+    }
+}

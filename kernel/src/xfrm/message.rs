@@ -557,9 +557,9 @@ pub(super) fn attributes(payload: &[u8], offset: usize) -> impl Iterator<Item = 
     let payload = payload.get(offset..).unwrap_or_default();
     NlasIterator::new(payload).map_while(|attribute| {
         let attribute = attribute.ok()?;
-        let kind = attribute.kind();
-        let value = attribute.into_inner();
-        Some((kind, value.get(4..).unwrap_or_default()))
+        let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+        let octets = attribute.into_inner();
+        Some((kind, octets.get(4..length).unwrap_or_default()))
     })
 }
 
@@ -638,7 +638,7 @@ fn mark(mark: Mark) -> XfrmAttrs {
     })
 }
 
-fn read_mark(value: &[u8]) -> Option<Mark> {
+pub(super) fn read_mark(value: &[u8]) -> Option<Mark> {
     let mark = MarkAttr::parse(value).ok()?;
     ((mark.value, mark.mask) != (0, 0)).then_some(Mark {
         value: mark.value,
@@ -661,3 +661,6 @@ fn direction(direction: Direction) -> u8 {
         Direction::Fwd => XFRM_POLICY_FWD,
     }
 }
+
+#[cfg(test)]
+mod tests;
