@@ -104,7 +104,7 @@ pub(crate) async fn run(
                     };
                     match change {
                         Change::None => {}
-                        Change::Tunnels => due.tunnels_changed(now),
+                        Change::Tunnels => due.note(now),
                         Change::Host => due.host_changed(now),
                         Change::Vanished(interface) => {
                             due.host_changed(now);
@@ -132,9 +132,9 @@ pub(crate) async fn run(
 /// Given to [`Watcher::vanished`] if it is unknown which device has gone, or whether one has.
 pub(crate) const ANY_INTERFACE: u32 = 0;
 
-/// When to evaluate.
+/// When to evaluate: not with each change, but when they end or have gone on for long enough.
 #[derive(Debug, Default)]
-struct Due {
+pub(crate) struct Due {
     /// First and latest change since the last evaluation.
     changed: Option<(Instant, Instant)>,
     /// Whether more has changed than what is ours.
@@ -144,13 +144,14 @@ struct Due {
 }
 
 impl Due {
-    fn tunnels_changed(&mut self, now: Instant) {
+    /// Something has changed.
+    pub(crate) fn note(&mut self, now: Instant) {
         let (_, last) = self.changed.get_or_insert((now, now));
         *last = now;
     }
 
     fn host_changed(&mut self, now: Instant) {
-        self.tunnels_changed(now);
+        self.note(now);
         self.host = true;
     }
 
@@ -160,7 +161,7 @@ impl Due {
         Some(self.not_before.map_or(at, |earliest| at.max(earliest)))
     }
 
-    async fn wait(&self) {
+    pub(crate) async fn wait(&self) {
         match self.at() {
             Some(at) => tokio::time::sleep_until(at).await,
             None => std::future::pending().await,
@@ -168,10 +169,15 @@ impl Due {
     }
 
     /// After an evaluation: whether the host's network had changed.
-    fn done(&mut self, begun: Instant, now: Instant) -> bool {
+    pub(crate) fn done(&mut self, begun: Instant, now: Instant) -> bool {
         self.changed = None;
-        self.not_before = Some(now + (now - begun) * REST);
+        self.rest(begun, now);
         std::mem::take(&mut self.host)
+    }
+
+    /// Lets no evaluation follow on this one too soon.
+    pub(crate) fn rest(&mut self, begun: Instant, now: Instant) {
+        self.not_before = Some(now + (now - begun) * REST);
     }
 }
 
@@ -308,7 +314,7 @@ mod tests {
         due.host_changed(start);
         assert_eq!(due.at(), Some(start + QUIET));
         for step in 0..200 {
-            due.tunnels_changed(start + Duration::from_millis(step * 10));
+            due.note(start + Duration::from_millis(step * 10));
         }
         assert_eq!(due.at(), Some(start + LATEST));
 
@@ -323,10 +329,10 @@ mod tests {
         let begun = Instant::now();
         let ended = begun + Duration::from_secs(1);
         let mut due = Due::default();
-        due.tunnels_changed(begun);
+        due.note(begun);
         assert!(!due.done(begun, ended));
 
-        due.tunnels_changed(ended);
+        due.note(ended);
 
         assert_eq!(due.at(), Some(ended + Duration::from_secs(9)));
     }

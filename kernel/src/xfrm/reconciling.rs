@@ -177,7 +177,7 @@ fn seen_sas(dump: &[SeenSa]) -> SeenSas {
 
 /// The policies that might be ours. What belongs to sockets is theirs, and sub-policies and
 /// policies bound to an interface or a user are never ours.
-fn seen_policies(dump: &[SeenPolicy]) -> SeenPolicies {
+pub(super) fn seen_policies(dump: &[SeenPolicy]) -> SeenPolicies {
     dump.iter()
         .filter(|policy| policy.kind == PolicyClass::Plain)
         .map(|policy| {
