@@ -390,7 +390,7 @@ impl Node {
         while !holds(self) {
             assert!(
                 begun.elapsed() < Duration::from_secs(seconds),
-                "{}: not within {seconds} s: {what}\n{:#?}\n{}",
+                "{}: not within {seconds} s: {what}\n{:?}\n{}",
                 self.namespace.name(),
                 self.vici().list_sas(),
                 self.log()

@@ -2,13 +2,14 @@
 //! A blocking VICI client that shares no code with the daemon, so that one error in a shared codec
 //! cannot hide on both sides.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 /// Key, value pairs in the order of the wire.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Message(pub Vec<(String, Value)>);
 
 /// What a key stands for.
@@ -25,6 +26,22 @@ pub enum Value {
 /// A connection to a daemon.
 #[derive(Debug)]
 pub struct Vici(UnixStream);
+
+impl fmt::Debug for Message {
+    /// As VICI's raw form has it, on one line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("{")?;
+        for (index, (key, value)) in self.0.iter().enumerate() {
+            f.write_str(if index > 0 { " " } else { "" })?;
+            match value {
+                Value::Text(text) => write!(f, "{key}={text}"),
+                Value::List(items) => write!(f, "{key}=[{}]", items.join(" ")),
+                Value::Section(section) => write!(f, "{key} {section:?}"),
+            }?;
+        }
+        f.write_str("}")
+    }
+}
 
 impl Message {
     /// A message of texts.
