@@ -274,8 +274,15 @@ fn sum_up(audit: &Audit) -> String {
     }
     let _ = write!(
         text,
-        "; others have {} SAs and {} policies",
-        audit.alien_sas, audit.alien_policies
+        "; alien: {} SA{}, {} polic{}",
+        audit.alien_sas,
+        if audit.alien_sas == 1 { "" } else { "s" },
+        audit.alien_policies,
+        if audit.alien_policies == 1 {
+            "y"
+        } else {
+            "ies"
+        },
     );
     text
 }
@@ -453,14 +460,14 @@ mod tests {
                 "SA 00000001 to 192.0.2.1 of gw/net: is not there; to be negotiated again",
                 "SA 00000002 to 192.0.2.1 of gw/net: is not there; cannot be mended: busy",
                 "audit of the data plane: 1 sa missing (renegotiated), 1 sa unwanted (failed); \
-                 others have 1 SAs and 2 policies",
+                 alien: 1 SA, 2 policies",
             ]
         );
         assert!(again.is_empty(), "{again:?}");
         assert_eq!(stale, [1, 0]);
         assert_eq!(
             mended,
-            ["audit of the data plane: as it should be; others have 1 SAs and 2 policies"]
+            ["audit of the data plane: as it should be; alien: 1 SA, 2 policies"]
         );
         assert!(quiet.is_empty(), "{quiet:?}");
         let summary = audits.summary();

@@ -202,7 +202,12 @@ async fn each(
     let mut code = OK;
     for (connection, child) in wanted {
         if let Err(error) = act(&mut client, (connection, child), args).await {
-            say(&format!("{connection}/{child}: {error}"));
+            let reason = match &error {
+                Error::Refused { reply, .. } => reply.str("reason"),
+                _ => None,
+            };
+            let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+            say(&format!("{connection}/{child}: {error}{reason}"));
             code = WRONG;
         }
     }

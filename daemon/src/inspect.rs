@@ -58,7 +58,7 @@ pub(crate) async fn policies(args: Policies) -> ExitCode {
         put(&table(&policies));
         put(&format!(
             "{}{}\n",
-            count(policies.len(), "policy", "policies"),
+            count(policies.len() as u64, "policy", "policies"),
             from(source)
         ));
     }
@@ -167,7 +167,7 @@ fn from(source: Source) -> &'static str {
     }
 }
 
-fn count(number: usize, one: &str, many: &str) -> String {
+fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
@@ -229,9 +229,15 @@ fn table(policies: &[InstalledPolicy]) -> String {
 }
 
 fn row(policy: &InstalledPolicy) -> [String; 10] {
-    let mut proto = policy
-        .proto
-        .map_or_else(String::new, |proto| proto.to_string());
+    let mut proto = policy.proto.map_or_else(String::new, |proto| match proto {
+        1 => "icmp".to_owned(),
+        6 => "tcp".to_owned(),
+        17 => "udp".to_owned(),
+        47 => "gre".to_owned(),
+        58 => "icmpv6".to_owned(),
+        132 => "sctp".to_owned(),
+        other => other.to_string(),
+    });
     for (name, port) in [("from", policy.sport), ("to", policy.dport)] {
         if let Some(port) = port {
             proto.push_str(&format!(" {name} {}", ports(port)));
@@ -291,19 +297,22 @@ fn report(outcome: &Outcome) -> String {
     text.push_str(&match (total, mended) {
         (0, _) => "nothing differs".to_owned(),
         (total, mended) if mended == total => {
-            format!("{}, mended", count(total, "difference", "differences"))
+            format!(
+                "{}, mended",
+                count(total as u64, "difference", "differences")
+            )
         }
         (total, mended) => format!(
             "{}, {mended} mended, {} left",
-            count(total, "difference", "differences"),
+            count(total as u64, "difference", "differences"),
             total - mended
         ),
     });
     text.push_str(&format!(
-        "; {} SAs and {} policies, {} and {} of them of others{}\n",
-        reconciled.sas,
-        reconciled.policies,
+        "; {}, {} of them alien; {}, {} of them alien{}\n",
+        count(reconciled.sas, "SA", "SAs"),
         reconciled.alien_sas,
+        count(reconciled.policies, "policy", "policies"),
         reconciled.alien_policies,
         from(outcome.source)
     ));
@@ -381,10 +390,10 @@ mod tests {
         assert_eq!(
             table(&policies),
             "\
-DIR  PRIORITY  SOURCE       DESTINATION  PROTO           ACTION  REQID  OWNER
-in     375423  10.1.0.0/24  10.2.0.0/16                  tunnel      7  child gw/net
-out         5  10.1.0.0/24  10.2.0.0/16  6 to 1024-2047  pass           alien
-out    375423  10.1.0.0/24  10.2.0.0/16                  tunnel      7  child gw/net
+DIR  PRIORITY  SOURCE       DESTINATION  PROTO             ACTION  REQID  OWNER
+in     375423  10.1.0.0/24  10.2.0.0/16                    tunnel      7  child gw/net
+out         5  10.1.0.0/24  10.2.0.0/16  tcp to 1024-2047  pass           alien
+out    375423  10.1.0.0/24  10.2.0.0/16                    tunnel      7  child gw/net
 "
         );
     }
@@ -438,7 +447,7 @@ out    375423  10.1.0.0/24  10.2.0.0/16                  tunnel      7  child gw
 
         assert_eq!(
             report(&outcome(Vec::new())),
-            "nothing differs; 4 SAs and 6 policies, 0 and 1 of them of others\n"
+            "nothing differs; 4 SAs, 0 of them alien; 6 policies, 1 of them alien\n"
         );
         assert_eq!(
             report(&outcome(vec![
@@ -447,7 +456,7 @@ out    375423  10.1.0.0/24  10.2.0.0/16                  tunnel      7  child gw
             ])),
             "policy out 10.1.0.0/24 10.2.0.0/16 of gw/net: it is not there; installed again\n\
              policy out 10.1.0.0/24 10.2.0.0/16 of gw/net: it is not there; cannot be mended: No space left\n\
-             2 differences, 1 mended, 1 left; 4 SAs and 6 policies, 0 and 1 of them of others\n"
+             2 differences, 1 mended, 1 left; 4 SAs, 0 of them alien; 6 policies, 1 of them alien\n"
         );
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use swanherd_tests::{
-    Auth, Daemon, Message, Output, Pair, Plane, Scenario, Suite, mask_sas, subject,
+    Auth, Daemon, Lab, Message, Node, Output, Pair, Plane, Scenario, Suite, mask_sas, peer, subject,
 };
 
 fn pair(left: Daemon) -> Pair {
@@ -126,6 +126,45 @@ fn list_pols_equals_charons() {
 
     assert!(reference.contains("c, TUNNEL"), "{reference}");
     assert_eq!(ours, reference);
+}
+
+/// A trap, and shunts of both kinds.
+const STANDING: &str = "start_action = trap
+      }
+      lan {
+        local_ts = 10.1.0.0/24
+        remote_ts = 10.1.0.0/24
+        mode = pass
+        start_action = trap
+      }
+      block {
+        local_ts = 10.1.0.0/24[tcp]
+        remote_ts = 10.9.0.0/16[tcp/25]
+        mode = drop
+        start_action = trap";
+
+#[test]
+fn list_pols_with_shunts_equals_charons() {
+    let standing = |daemon| {
+        Scenario {
+            left: daemon,
+            child: STANDING,
+            ..Scenario::new(Plane::User)
+        }
+        .start()
+    };
+
+    for args in [
+        &["--list-pols"][..],
+        &["--list-pols", "--raw"],
+        &["--list-pols", "--drop"],
+        &["--list-pols", "--pass", "--child", "lan"],
+    ] {
+        let [ours, reference] = both(standing, |pair| pair.left.swanctl(args));
+
+        assert!(reference.contains("local"), "{reference}");
+        assert_eq!(ours, reference, "{args:?}");
+    }
 }
 
 #[test]
@@ -498,4 +537,185 @@ fn a_broken_file_changes_nothing_that_is_loaded() {
         pair.left.log()
     );
     pair.assert_traffic_passes();
+}
+
+#[test]
+fn policies_are_told_by_their_owner_with_a_daemon_and_without() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let mut pair = Scenario {
+        child: "start_action = trap",
+        ..Scenario::new(Plane::Kernel)
+    }
+    .start();
+    let left = pair.left.namespace.clone();
+    let alien = "src 10.5.0.0/24 dst 10.6.0.0/24 dir out";
+    left.ip(&format!("xfrm policy add {alien} action block"));
+    let uri = format!("unix://{}", pair.left.socket().display());
+    let settings = pair.left.swanctl_dir().with_file_name("strongswan.conf");
+    let binary = pair.left.binary();
+    // Where no daemon answers, the kernel of the namespace is looked at.
+    let inside = |command: &str| {
+        left.run(
+            "env",
+            [
+                format!("STRONGSWAN_CONF={}", settings.display()),
+                binary.display().to_string(),
+                command.to_owned(),
+            ],
+        )
+    };
+    let rows = |output: &Output, owner: &str| {
+        let ends = |line: &&str| line.trim_end().ends_with(owner);
+        output.stdout.lines().filter(ends).count()
+    };
+
+    let running = pair.left.swanherd(&["policies", "--uri", &uri]);
+    let json = pair.left.swanherd(&["policies", "--json", "--uri", &uri]);
+    left.ip("xfrm policy delete src 10.1.0.0/24 dst 10.2.0.0/24 dir out");
+    let mended = pair.left.swanherd(&["reconcile", "--uri", &uri]);
+    let clean = pair
+        .left
+        .swanherd(&["reconcile", "--dry-run", "--uri", &uri]);
+    let put_back = pair.left.swanherd(&["policies", "--uri", &uri]);
+    pair.left.kill();
+    let dead = inside("policies");
+    let leftovers = inside("reconcile");
+    pair.left.start();
+    pair.left.load();
+    let again = pair.left.swanherd(&["policies", "--uri", &uri]);
+    let nobody = pair
+        .left
+        .swanherd(&["policies", "--uri", "unix:///nowhere"]);
+
+    assert_eq!(rows(&running, "trap t/c"), 3, "{running}");
+    assert_eq!(rows(&running, "alien"), 1, "{running}");
+    assert!(rows(&running, "socket") >= 4, "{running}");
+    let json = json.stdout.replace([' ', '\n'], "");
+    assert!(json.starts_with("{\"source\":\"daemon\","), "{json}");
+    assert!(
+        json.contains("\"owner\":{\"kind\":\"trap\",\"name\":\"t/c\"}"),
+        "{json}"
+    );
+    assert_eq!((mended.status, clean.status), (0, 0), "{mended}{clean}");
+    assert!(clean.stdout.contains("nothing differs"), "{clean}");
+    assert_eq!(rows(&put_back, "trap t/c"), 3, "{put_back}");
+    assert_eq!(rows(&dead, "leftover"), 3, "{dead}");
+    assert_eq!(rows(&dead, "alien"), 1, "{dead}");
+    assert_eq!(leftovers.status, 1, "{leftovers}");
+    assert!(
+        leftovers.stdout.contains("3 differences, 0 mended, 3 left"),
+        "{leftovers}"
+    );
+    assert_eq!(rows(&again, "trap t/c"), 3, "{again}");
+    assert_eq!(rows(&again, "leftover"), 0, "{again}");
+    assert_eq!(rows(&again, "alien"), 1, "{again}");
+    assert_eq!(nobody.status, 1, "a daemon that is named has to answer");
+    pair.left.stop();
+    assert_eq!(left.ip("xfrm policy").matches("dst").count(), 1);
+}
+
+#[test]
+fn status_shows_what_waits_and_what_passes() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let pair = Scenario {
+        child: STANDING,
+        ..Scenario::new(Plane::User)
+    }
+    .start();
+    let uri = format!("unix://{}", pair.left.socket().display());
+
+    let waiting = pair.left.swanherd(&["status", "--uri", &uri]);
+    let policies = pair.left.swanctl(&["--list-pols"]).expect_ok();
+    let json = pair.left.swanherd(&["status", "--json", "--uri", &uri]);
+
+    assert_eq!(waiting.status, 0, "{waiting}");
+    assert!(
+        waiting
+            .stdout
+            .contains("t/lan: pass 10.1.0.0/24 === 10.1.0.0/24\n"),
+        "{waiting}"
+    );
+    assert!(
+        waiting
+            .stdout
+            .contains("t/block: drop 10.1.0.0/24[tcp] === 10.9.0.0/16[tcp/smtp]\n"),
+        "{waiting}"
+    );
+    assert!(
+        waiting.stdout.contains("0 of 1 up, 1 waits for traffic;"),
+        "{waiting}"
+    );
+    assert!(policies.contains("t/lan, PASS"), "{policies}");
+    let json = json.stdout.replace([' ', '\n'], "");
+    assert!(json.contains("\"state\":\"trap\""), "{json}");
+    assert!(json.contains("\"action\":\"pass\""), "{json}");
+}
+
+/// Ours uses the kernel, and asks it for what no virtual device offers.
+#[test]
+fn the_words_of_the_kernel_reach_the_operator() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let mut lab = Lab::new();
+    let [left, right] = ["left", "right"].map(|name| lab.namespace(name));
+    lab.link(
+        (&left, "u0", "192.0.2.1/24"),
+        (&right, "u0", "192.0.2.2/24"),
+    );
+    let mut left = Node::new(&lab, &left, Daemon::Swanherd, Plane::Kernel, "");
+    let mut right = Node::new(&lab, &right, peer(), Plane::User, "");
+    let definition = |own: u8, other: u8| {
+        format!(
+            "connections {{ t {{
+  local_addrs = 192.0.2.{own}
+  remote_addrs = 192.0.2.{other}
+  encap = yes
+  local {{ auth = psk
+    id = gw{own}.example.org
+  }}
+  remote {{ auth = psk
+    id = gw{other}.example.org
+  }}
+  children {{ c {{
+    local_ts = 10.{own}.0.0/24
+    remote_ts = 10.{other}.0.0/24
+    hw_offload = {}
+  }} }}
+}} }}
+secrets {{ ike-1 {{
+  secret = \"a secret for the laboratory\"
+}} }}
+",
+            if own == 1 { "crypto" } else { "no" }
+        )
+    };
+    left.configure(&definition(1, 2));
+    right.configure(&definition(2, 1));
+    for node in [&mut left, &mut right] {
+        node.start();
+        node.load();
+    }
+    let uri = format!("unix://{}", left.socket().display());
+
+    let up = left.swanherd(&["up", "c", "--uri", &uri]);
+    let status = left.swanherd(&["status", "--uri", &uri]);
+
+    assert_eq!(up.status, 1, "{up}");
+    let said = up.stderr.trim_end();
+    let reason = said.split_once("failed: ").map_or("", |(_, reason)| reason);
+    assert!(reason.contains("install SA"), "{up}\n{}", left.log());
+    // The extended-ack text: an errno alone would be in parentheses after nothing but its name.
+    assert!(
+        ["Requested type not found", "offload", "support"]
+            .iter()
+            .any(|words| reason.contains(words)),
+        "{up}"
+    );
+    assert!(left.log().contains(reason), "{reason}\n{}", left.log());
+    assert!(status.stdout.contains(reason), "{status}");
 }

@@ -9,9 +9,9 @@ use swanherd_vici::Message;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::args::{failure, flag, integer, outcome, selector, success, text};
+use super::args::{failure, flag, integer, selector, success, text};
 use super::events::log_line;
-use super::session::Emitter;
+use super::session::{Emitter, unix_now};
 use crate::control::{CommandReply, Control, Request, Snapshot};
 
 /// Log lines on their way to a client. More are lost rather than held up.
@@ -52,14 +52,21 @@ pub(super) async fn initiate(control: Control, args: &Message, emitter: Emitter)
     };
     drop(snapshot);
     let wait = Wait::of(args);
+    let begun = unix_now();
     let command = Command::Initiate {
-        connection: Some(connection),
+        connection: Some(connection.clone()),
         child: child.map(str::to_owned),
         respect_limits: flag(args, "init-limits"),
     };
     match execute(&control, command, wait, args, &emitter).await {
-        // The endpoint speaks VICI's words.
-        Ended::Done(reply) => outcome(reply.result),
+        // The endpoint speaks VICI's words, which leave out why.
+        Ended::Done(reply) => match reply.result {
+            Ok(()) => success(),
+            Err(text) => match control.snapshot().last_errors.get(&connection) {
+                Some((at, reason)) if *at >= begun => failure(text).with("reason", reason),
+                _ => failure(text),
+            },
+        },
         Ended::NotWaited => success(),
         Ended::TimedOut(millis) => {
             failure(format!("{kind} '{name}' not established after {millis}ms"))

@@ -147,6 +147,46 @@ async fn initiate_that_fails_or_takes_too_long_says_so() {
 }
 
 #[tokio::test]
+async fn initiate_that_fails_says_why_and_so_does_the_list_of_errors() {
+    let mut fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    let what = Initiate {
+        child: Some("net".into()),
+        ike: Some("gw".into()),
+        timeout_ms: 0,
+        log_level: None,
+    };
+    let reason = "install SA c0000001 to 192.0.2.1: Requested type not found";
+    let fail = async |fixture: &mut Fixture, at: u64| {
+        let Request::Command { reply, .. } = fixture.next_request().await else {
+            panic!()
+        };
+        let mut published = super::snapshot();
+        published.last_errors = std::sync::Arc::new(std::collections::BTreeMap::from([(
+            "gw".to_owned(),
+            (at, reason.to_owned()),
+        )]));
+        fixture.snapshot.store(std::sync::Arc::new(published));
+        reply.send(done(Err("failed".into()), 0, 0)).unwrap();
+    };
+
+    let (earlier, ()) = tokio::join!(client.initiate(&what, drop), fail(&mut fixture, 1));
+    let future = u64::MAX / 2;
+    let (now, ()) = tokio::join!(client.initiate(&what, drop), fail(&mut fixture, future));
+    let errors = client.last_errors().await.unwrap();
+
+    let reason_of = |answer| match answer {
+        Err(Error::Refused { reply, .. }) => reply.str("reason").map(str::to_owned),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(reason_of(earlier), None, "that was before");
+    assert_eq!(reason_of(now).as_deref(), Some(reason));
+    assert_eq!(errors["gw"].text, reason);
+    assert_eq!(errors["gw"].at, future);
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn terminate_counts_what_matched_and_what_went() {
     let mut fixture = Fixture::start().await;
     let mut client = fixture.client().await;
