@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench_kernel;
 mod bench_tun;
 mod demo;
 mod groups;
@@ -25,6 +26,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// Many CHILD SAs in the kernel, beside charon's kernel-netlink, under User-mode Linux (root)
+    Kernel(bench_kernel::Args),
     /// The TUN plane against charon's kernel-libipsec, run by run in turn (root)
     Tun(bench_tun::Args),
 }
@@ -49,6 +52,7 @@ enum Task {
 fn main() -> ExitCode {
     shell::catch_signals();
     let outcome = match Cli::parse().task {
+        Task::Bench(Bench::Kernel(args)) => bench_kernel::bench(&args),
         Task::Bench(Bench::Tun(args)) => bench_tun::bench(&args),
         Task::Demo(args) => demo::demo(&args),
         Task::Test(args) => groups::test(&args),

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The XFRM plane alone: how long it takes to install, list and remove the SAs and policies of many
+//! CHILD SAs, without IKE. Never for real traffic: the keys are in this file.
+//!
+//! `xfrm_bench COUNT LOCAL REMOTE LEDGER`
+//!
+//! Prints one line with milliseconds and this process's processor time for each step:
+//! `install MS CPU_MS list MS CPU_MS remove MS CPU_MS`. The kernel's share is in the processor
+//! time, since it serves a netlink request in the context of the process that sends it.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use swanherd_ipsec::plane::{
+    Direction, HwOffload, Lifetime, Mode, Op, Outcome, PlaneError, PolicyAction, PolicySet,
+    SaEntry, SaId, SaKeys,
+};
+use swanherd_ipsec::registry::EncryptionId;
+use swanherd_ipsec::{Secret, TrafficSelector};
+use swanherd_kernel::DataPlane as _;
+use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
+
+type Error = Box<dyn std::error::Error>;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xfrm_bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Error> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [count, local, remote, ledger] = args.as_slice() else {
+        return Err("usage: xfrm_bench COUNT LOCAL REMOTE LEDGER".into());
+    };
+    let (count, local, remote): (u32, IpAddr, IpAddr) =
+        (count.parse()?, local.parse()?, remote.parse()?);
+    let options = XfrmOptions {
+        ledger: Some(PathBuf::from(ledger)),
+        ..XfrmOptions::default()
+    };
+    let (plane, _events) = XfrmPlane::start(options).await?;
+
+    let clock = Clock::start();
+    let mut inbound = Vec::new();
+    // What the daemon asks for: a reservation while it negotiates, then one batch for each child.
+    for child in 0..count {
+        let reserve = Op::AllocSpi {
+            src: remote,
+            dst: local,
+            reqid: child + 1,
+        };
+        let Outcome::Spi(spi) = plane.apply(reserve).await? else {
+            return Err("no SPI in the answer".into());
+        };
+        inbound.push(spi);
+        expect_done(plane.apply_all(install(child, spi, local, remote)).await)?;
+    }
+    let installed = clock.stop()?;
+
+    let clock = Clock::start();
+    let listed = plane.counters().await?.len();
+    let list = clock.stop()?;
+    if listed != inbound.len() * 2 {
+        return Err(format!("{listed} SAs are listed").into());
+    }
+
+    let clock = Clock::start();
+    let removals = (0..count).zip(&inbound).flat_map(|(child, spi)| {
+        [
+            Op::RemovePolicies(child + 1),
+            Op::RemoveSa(SaId {
+                spi: *spi,
+                dst: local,
+            }),
+            Op::RemoveSa(SaId {
+                spi: outbound(child),
+                dst: remote,
+            }),
+        ]
+    });
+    expect_done(plane.apply_all(removals.collect()).await)?;
+    let removed = clock.stop()?;
+
+    plane.shutdown().await;
+    println!("install {installed} list {list} remove {removed}");
+    Ok(())
+}
+
+fn outbound(child: u32) -> u32 {
+    0xd000_0000 + child
+}
+
+fn install(child: u32, spi: u32, local: IpAddr, remote: IpAddr) -> Vec<Op> {
+    let sa = |direction, spi, src, dst| {
+        Op::InstallSa(Box::new(SaEntry {
+            direction,
+            spi,
+            src,
+            dst,
+            mode: Mode::Tunnel,
+            reqid: child + 1,
+            keys: SaKeys {
+                encryption: EncryptionId::AesGcm16,
+                encryption_key: Secret::new(vec![0x5a; 20]),
+                integrity: None,
+            },
+            esn: false,
+            replay_window: 32,
+            encap: None,
+            lifetime: Lifetime {
+                hard_time: Some(Duration::from_secs(3960)),
+                ..Lifetime::default()
+            },
+            mark: None,
+            set_mark: None,
+            if_id: 0,
+            selector: None,
+            copy_df: true,
+            copy_ecn: true,
+            copy_dscp_out: true,
+            copy_dscp_in: false,
+            offload: HwOffload::No,
+        }))
+    };
+    let network = |second, third: u32| {
+        let third = u8::try_from(third % 250).unwrap_or(0);
+        TrafficSelector::network(Ipv4Addr::new(10, second, third, 0).into(), 24)
+            .expect("24 is a length of IPv4")
+    };
+    let second = u8::try_from(child / 250 + 2).unwrap_or(2);
+    let policies = PolicySet {
+        id: child + 1,
+        owner: format!("bench/c{child}"),
+        local: vec![network(1, 0)],
+        remote: vec![network(second, child)],
+        action: PolicyAction::Protect {
+            mode: Mode::Tunnel,
+            local,
+            remote,
+            reqid: child + 1,
+            spi: outbound(child),
+        },
+        priority: None,
+        mark_in: None,
+        mark_out: None,
+        if_id_in: 0,
+        if_id_out: 0,
+        routes: true,
+        trap: false,
+        fwd_out: false,
+        offload: HwOffload::No,
+    };
+    vec![
+        sa(Direction::In, spi, remote, local),
+        sa(Direction::Out, outbound(child), local, remote),
+        Op::InstallPolicies(Box::new(policies)),
+    ]
+}
+
+fn expect_done(answers: Vec<Result<Outcome, PlaneError>>) -> Result<(), PlaneError> {
+    answers.into_iter().try_for_each(|answer| answer.map(drop))
+}
+
+/// Time since a moment, on the wall and of this process.
+struct Clock(Instant, Duration);
+
+impl Clock {
+    fn start() -> Self {
+        Self(Instant::now(), processor_time())
+    }
+
+    fn stop(self) -> Result<String, Error> {
+        let spent = processor_time()
+            .checked_sub(self.1)
+            .ok_or("the clock went backwards")?;
+        let millis = |time: Duration| time.as_secs_f64() * 1e3;
+        Ok(format!(
+            "{:.3} {:.3}",
+            millis(self.0.elapsed()),
+            millis(spent)
+        ))
+    }
+}
+
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let secs = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u32::try_from(time.tv_nsec).unwrap_or(0);
+    Duration::new(secs, nanos)
+}
