@@ -15,9 +15,14 @@ use netlink_packet_core::{
 use netlink_sys::{Socket, SocketAddr};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 use zeroize::{Zeroize as _, Zeroizing};
 
 mod batch;
+#[cfg(test)]
+mod scripted;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use batch::Request;
 
@@ -70,7 +75,7 @@ pub(crate) struct Requester {
 
 #[derive(Debug)]
 struct State {
-    protocol: isize,
+    source: Source,
     socket: AsyncFd<Socket>,
     sequence: u32,
     buffer: Vec<u8>,
@@ -79,17 +84,88 @@ struct State {
     unfinished: bool,
 }
 
+/// Where sockets come from.
+#[derive(Debug)]
+enum Source {
+    /// The kernel, by netlink family.
+    Kernel(isize),
+    /// A test that plays the kernel.
+    #[cfg(test)]
+    Script(scripted::Script),
+}
+
+impl Source {
+    /// A socket and its port number.
+    fn open(&mut self) -> io::Result<(AsyncFd<Socket>, u32)> {
+        match self {
+            Self::Kernel(protocol) => {
+                let socket = open_socket(*protocol)?;
+                let port = port_of(&socket)?;
+                Ok((socket, port))
+            }
+            #[cfg(test)]
+            Self::Script(script) => script.open(),
+        }
+    }
+
+    /// An error that a test wants instead of the next datagram.
+    fn fault(&mut self) -> io::Result<()> {
+        match self {
+            Self::Kernel(_) => Ok(()),
+            #[cfg(test)]
+            Self::Script(script) => script.fault(),
+        }
+    }
+}
+
+impl State {
+    /// Readies the socket for an exchange.
+    fn begin(&mut self, port: &AtomicU32) -> io::Result<()> {
+        if self.unfinished {
+            let (socket, number) = self.source.open()?;
+            self.socket = socket;
+            port.store(number, Ordering::Relaxed);
+        }
+        self.unfinished = true;
+        Ok(())
+    }
+
+    async fn send(&self, datagram: &[u8]) -> io::Result<()> {
+        loop {
+            let mut ready = self.socket.writable().await?;
+            match ready.try_io(|socket| socket.get_ref().send(datagram, 0)) {
+                Ok(sent) => return sent.map(|_| ()),
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    /// Receives a datagram into the buffer.
+    async fn receive(&mut self, deadline: Instant) -> Result<usize, NetlinkError> {
+        self.source.fault()?;
+        let received =
+            tokio::time::timeout_at(deadline, receive(&self.socket, &mut self.buffer)).await;
+        received.map_err(|_| NO_ANSWER)?.map_err(NetlinkError::Io)
+    }
+}
+
+const NO_ANSWER: NetlinkError = NetlinkError::Protocol("no answer from the kernel");
+
 impl Requester {
     /// Opens a socket of one netlink family, `libc::NETLINK_XFRM` for instance. Needs a tokio
     /// runtime.
     pub(crate) fn open(protocol: isize) -> io::Result<Self> {
-        let socket = open_socket(protocol)?;
+        Self::from_source(Source::Kernel(protocol), 0)
+    }
+
+    fn from_source(mut source: Source, sequence: u32) -> io::Result<Self> {
+        let (socket, port) = source.open()?;
         Ok(Self {
-            port: AtomicU32::new(port_of(&socket)?),
+            port: AtomicU32::new(port),
             state: Mutex::new(State {
-                protocol,
+                source,
                 socket,
-                sequence: 0,
+                sequence,
                 buffer: vec![0; RECEIVE_BUFFER],
                 unfinished: false,
             }),
@@ -130,7 +206,8 @@ impl Requester {
             .map(|_| ())
     }
 
-    /// Dumps a table. A dump that the kernel marks as inconsistent is begun again.
+    /// Dumps a table. A dump that the kernel marks as inconsistent, or whose parts it had to drop,
+    /// is begun again.
     pub(crate) async fn dump<M, T>(
         &self,
         message: &M,
@@ -142,9 +219,11 @@ impl Requester {
     {
         for _ in 0..DUMP_ATTEMPTS {
             let request = encode(message, NLM_F_REQUEST | NLM_F_DUMP);
-            let (answers, interrupted) = self.exchange(request, &parse).await?;
-            if !interrupted {
-                return Ok(answers);
+            match self.exchange(request, &parse).await {
+                Ok((answers, false)) => return Ok(answers),
+                Ok((_, true)) => {}
+                Err(error) if error.errno() == Some(libc::ENOBUFS) => {}
+                Err(error) => return Err(error),
             }
         }
         Err(NetlinkError::Protocol(
@@ -159,35 +238,20 @@ impl Requester {
     ) -> Result<(Vec<T>, bool), NetlinkError> {
         let mut state = self.state.lock().await;
         let state = &mut *state;
-        if state.unfinished {
-            state.socket = open_socket(state.protocol)?;
-            self.port.store(port_of(&state.socket)?, Ordering::Relaxed);
-        }
-        state.unfinished = true;
+        state.begin(&self.port)?;
         state.sequence = state.sequence.wrapping_add(1);
         request[8..12].copy_from_slice(&state.sequence.to_ne_bytes());
         request[12..HEADER].copy_from_slice(&self.port().to_ne_bytes());
 
-        loop {
-            let mut ready = state.socket.writable().await?;
-            match ready.try_io(|socket| socket.get_ref().send(&request, 0)) {
-                Ok(sent) => {
-                    sent?;
-                    break;
-                }
-                Err(_would_block) => {}
-            }
-        }
+        state.send(&request).await?;
         drop(request);
 
         let mut answers = Vec::new();
         let mut interrupted = false;
+        let mut deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
-            let received =
-                tokio::time::timeout(ANSWER_TIMEOUT, receive(&state.socket, &mut state.buffer))
-                    .await
-                    .map_err(|_| NetlinkError::Protocol("no answer from the kernel"))??;
-            let verdict = read_answers(
+            let received = state.receive(deadline).await?;
+            let progress = read_answers(
                 &state.buffer[..received],
                 state.sequence,
                 parse,
@@ -195,8 +259,13 @@ impl Requester {
                 &mut interrupted,
             );
             state.buffer[..received].zeroize();
-            match verdict {
-                Progress::More => {}
+            match progress {
+                // Answers to others do not keep this one waiting.
+                Progress::Nothing => {}
+                Progress::More => deadline = Instant::now() + ANSWER_TIMEOUT,
+                Progress::Malformed => {
+                    return Err(NetlinkError::Protocol("malformed answer from the kernel"));
+                }
                 Progress::Done(result) => {
                     state.unfinished = false;
                     result?;
@@ -277,8 +346,27 @@ pub(crate) struct Frame<'a> {
 }
 
 /// Splits a datagram into messages; stops at the first malformed one.
-pub(crate) fn frames(mut datagram: &[u8]) -> impl Iterator<Item = Frame<'_>> {
-    std::iter::from_fn(move || {
+pub(crate) fn frames(datagram: &[u8]) -> Frames<'_> {
+    Frames { rest: datagram }
+}
+
+/// The messages of a datagram.
+pub(crate) struct Frames<'a> {
+    rest: &'a [u8],
+}
+
+impl Frames<'_> {
+    /// Whether all was read: what is left after the last message is malformed.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.rest.is_empty()
+    }
+}
+
+impl<'a> Iterator for Frames<'a> {
+    type Item = Frame<'a>;
+
+    fn next(&mut self) -> Option<Frame<'a>> {
+        let datagram = self.rest;
         let header = datagram.first_chunk::<HEADER>()?;
         let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
         let length = usize::try_from(length).ok()?;
@@ -292,15 +380,18 @@ pub(crate) fn frames(mut datagram: &[u8]) -> impl Iterator<Item = Frame<'_>> {
             port: u32::from_ne_bytes([header[12], header[13], header[14], header[15]]),
             payload: &datagram[HEADER..length],
         };
-        datagram = datagram
+        self.rest = datagram
             .get(length.next_multiple_of(4)..)
             .unwrap_or_default();
         Some(frame)
-    })
+    }
 }
 
 enum Progress {
+    /// Nothing of this exchange.
+    Nothing,
     More,
+    Malformed,
     Done(Result<(), NetlinkError>),
 }
 
@@ -314,18 +405,25 @@ fn read_answers<T>(
     const NOOP: u16 = libc::NLMSG_NOOP as u16;
     const ERROR: u16 = libc::NLMSG_ERROR as u16;
     const DONE: u16 = libc::NLMSG_DONE as u16;
-    for frame in frames(datagram) {
+    let mut progress = Progress::Nothing;
+    let mut frames = frames(datagram);
+    for frame in &mut frames {
         if frame.sequence != sequence {
             continue;
         }
         *interrupted |= frame.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
+        progress = Progress::More;
         match frame.kind {
             NOOP => {}
             DONE | ERROR => return Progress::Done(read_verdict(&frame)),
             kind => answers.extend(parse(kind, frame.payload)),
         }
     }
-    Progress::More
+    if frames.is_whole() {
+        progress
+    } else {
+        Progress::Malformed
+    }
 }
 
 /// Reads `struct nlmsgerr` or the end of a dump: an errno and, behind it, extended-ack attributes.
@@ -389,82 +487,4 @@ fn encode<M: NetlinkSerializable>(message: &M, flags: u16) -> Zeroizing<Vec<u8>>
 fn refusal(errno: i32, text: Option<&str>) -> String {
     let errno = io::Error::from_raw_os_error(errno);
     text.map_or_else(|| errno.to_string(), |text| format!("{text} ({errno})"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn frame_bytes(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(HEADER + payload.len()).unwrap();
-        let mut bytes = length.to_ne_bytes().to_vec();
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(flags.to_ne_bytes());
-        bytes.extend(sequence.to_ne_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(payload);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    }
-
-    fn read(datagram: &[u8]) -> (Progress, Vec<u16>, bool) {
-        let mut answers = Vec::new();
-        let mut interrupted = false;
-        let progress = read_answers(
-            datagram,
-            7,
-            &|kind, _: &[u8]| Some(kind),
-            &mut answers,
-            &mut interrupted,
-        );
-        (progress, answers, interrupted)
-    }
-
-    #[test]
-    fn refusal_carries_the_extended_ack_text() {
-        let mut payload = (-libc::ENOSYS).to_ne_bytes().to_vec();
-        payload.extend([0; HEADER]);
-        payload.extend(13u16.to_ne_bytes());
-        payload.extend(1u16.to_ne_bytes());
-        payload.extend(b"no cake.\0");
-        let datagram = frame_bytes(2, 0x300, 7, &payload);
-
-        let (Progress::Done(Err(error)), _, _) = read(&datagram) else {
-            panic!("an error frame ends the exchange");
-        };
-
-        assert_eq!(error.errno(), Some(libc::ENOSYS));
-        assert!(error.to_string().starts_with("no cake. ("), "{error}");
-    }
-
-    #[test]
-    fn answers_to_an_earlier_request_are_ignored() {
-        let mut datagram = frame_bytes(0x13, 0, 6, &[]);
-        datagram.extend(frame_bytes(2, 0, 6, &(-1i32).to_ne_bytes()));
-        datagram.extend(frame_bytes(0x14, 0, 7, &[]));
-
-        let (progress, answers, _) = read(&datagram);
-
-        assert!(matches!(progress, Progress::More));
-        assert_eq!(answers, [0x14]);
-    }
-
-    #[test]
-    fn an_interrupted_dump_is_noticed() {
-        let mut datagram = frame_bytes(0x10, 0x10, 7, &[]);
-        datagram.extend(frame_bytes(3, 0x2, 7, &0i32.to_ne_bytes()));
-
-        let (progress, answers, interrupted) = read(&datagram);
-
-        assert!(matches!(progress, Progress::Done(Ok(()))));
-        assert_eq!(answers, [0x10]);
-        assert!(interrupted);
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn no_datagram_makes_the_reader_panic(datagram in proptest::collection::vec(0u8.., 0..200)) {
-            let _ = read(&datagram);
-        }
-    }
 }

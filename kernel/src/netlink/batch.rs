@@ -5,11 +5,11 @@
 //! keep it from the next. Each is acknowledged on its own.
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkSerializable};
+use tokio::time::Instant;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{
-    ANSWER_TIMEOUT, HEADER, NetlinkError, Requester, encode, frames, open_socket, port_of,
-    read_verdict, receive,
+    ANSWER_TIMEOUT, HEADER, NO_ANSWER, NetlinkError, Requester, encode, frames, read_verdict,
 };
 
 /// More at once would fill the socket's receive buffer with acknowledgements.
@@ -73,38 +73,21 @@ impl Requester {
     ) -> Result<(), NetlinkError> {
         let mut state = self.state.lock().await;
         let state = &mut *state;
-        if state.unfinished {
-            state.socket = open_socket(state.protocol)?;
-            self.port.store(
-                port_of(&state.socket)?,
-                std::sync::atomic::Ordering::Relaxed,
-            );
-        }
-        state.unfinished = true;
+        state.begin(&self.port)?;
         let first = state.sequence.wrapping_add(1);
         for start in starts {
             state.sequence = state.sequence.wrapping_add(1);
             datagram[start + 8..start + 12].copy_from_slice(&state.sequence.to_ne_bytes());
             datagram[start + 12..start + HEADER].copy_from_slice(&self.port().to_ne_bytes());
         }
-        loop {
-            let mut ready = state.socket.writable().await?;
-            match ready.try_io(|socket| socket.get_ref().send(datagram, 0)) {
-                Ok(sent) => {
-                    sent?;
-                    break;
-                }
-                Err(_would_block) => {}
-            }
-        }
+        state.send(datagram).await?;
         let mut open = answers.len();
         let mut partial: Vec<Vec<T>> = starts.iter().map(|_| Vec::new()).collect();
+        let mut deadline = Instant::now() + ANSWER_TIMEOUT;
         while open > 0 {
-            let received =
-                tokio::time::timeout(ANSWER_TIMEOUT, receive(&state.socket, &mut state.buffer))
-                    .await
-                    .map_err(|_| NO_ANSWER)??;
-            for frame in frames(&state.buffer[..received]) {
+            let received = state.receive(deadline).await?;
+            let mut frames = frames(&state.buffer[..received]);
+            for frame in &mut frames {
                 // Answers to earlier requests, which nobody waits for, fall outside.
                 let Ok(index) = usize::try_from(frame.sequence.wrapping_sub(first)) else {
                     continue;
@@ -112,6 +95,7 @@ impl Requester {
                 let Some(answer @ None) = answers.get_mut(index) else {
                     continue;
                 };
+                deadline = Instant::now() + ANSWER_TIMEOUT;
                 match i32::from(frame.kind) {
                     libc::NLMSG_NOOP => {}
                     libc::NLMSG_ERROR | libc::NLMSG_DONE => {
@@ -122,14 +106,16 @@ impl Requester {
                     _ => partial[index].extend(parse(frame.kind, frame.payload)),
                 }
             }
+            let whole = frames.is_whole();
             state.buffer[..received].zeroize();
+            if !whole {
+                return Err(NetlinkError::Protocol("malformed answer from the kernel"));
+            }
         }
         state.unfinished = false;
         Ok(())
     }
 }
-
-const NO_ANSWER: NetlinkError = NetlinkError::Protocol("no answer from the kernel");
 
 /// One failure of the socket is that of each request without an answer.
 fn again(error: &NetlinkError) -> NetlinkError {
@@ -148,60 +134,18 @@ fn again(error: &NetlinkError) -> NetlinkError {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
     use std::os::unix::net::UnixDatagram;
 
     use netlink_packet_xfrm::XfrmMessage;
     use netlink_packet_xfrm::policy::GetSpdInfoMessage;
-    use netlink_sys::Socket;
-    use tokio::io::unix::AsyncFd;
-    use tokio::sync::Mutex;
 
-    use super::super::State;
+    use super::super::scripted::{frame as framed, scripted, verdict};
     use super::*;
 
-    const ERROR: u16 = libc::NLMSG_ERROR as u16;
     const ANSWER: u16 = 0x24;
 
-    /// A requester whose kernel is the other socket.
-    #[allow(unsafe_code)]
-    fn scripted(sequence: u32) -> (Requester, UnixDatagram) {
-        let (ours, kernel) = UnixDatagram::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        let descriptor = OwnedFd::from(ours).into_raw_fd();
-        // SAFETY: the descriptor was just given up by its owner.
-        let socket = unsafe { Socket::from_raw_fd(descriptor) };
-        // SAFETY: `Socket` owns its descriptor and gives the same one until it is dropped.
-        let socket = unsafe { AsyncFd::register(socket) }.unwrap();
-        let requester = Requester {
-            state: Mutex::new(State {
-                protocol: libc::NETLINK_XFRM as isize,
-                socket,
-                sequence,
-                buffer: vec![0; 64 * 1024],
-                unfinished: false,
-            }),
-            port: std::sync::atomic::AtomicU32::new(77),
-        };
-        (requester, kernel)
-    }
-
     fn frame(kind: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(HEADER + payload.len()).unwrap();
-        let mut octets = length.to_ne_bytes().to_vec();
-        octets.extend(kind.to_ne_bytes());
-        octets.extend([0; 2]);
-        octets.extend(sequence.to_ne_bytes());
-        octets.extend([0; 4]);
-        octets.extend(payload);
-        octets.resize(octets.len().next_multiple_of(4), 0);
-        octets
-    }
-
-    fn verdict(sequence: u32, errno: i32) -> Vec<u8> {
-        let mut payload = (-errno).to_ne_bytes().to_vec();
-        payload.extend([0; HEADER]);
-        frame(ERROR, sequence, &payload)
+        framed(kind, 0, sequence, payload)
     }
 
     fn requests(count: usize) -> Vec<Request> {
