@@ -117,7 +117,10 @@ impl Router {
         let mut message = RouteMessage::default();
         message.header.address_family = family(remote);
         message.header.destination_prefix_length = full_prefix(remote);
-        message.header.flags = RouteFlags::LookupTable;
+        // For IPv6 the kernel always names the table, and refuses to be asked for it.
+        if remote.is_ipv4() {
+            message.header.flags = RouteFlags::LookupTable;
+        }
         message
             .attributes
             .push(RouteAttribute::Destination(remote.into()));

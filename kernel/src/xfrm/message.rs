@@ -120,7 +120,7 @@ pub(super) fn install_sa(
 ) -> Result<KeyedMessage, AlgorithmError> {
     let outbound = entry.direction == Direction::Out;
     // Without a direction, the kernel ignores what does not apply.
-    let (may_out, may_in) = (!options.sa_dir || outbound, !options.sa_dir || !outbound);
+    let may_out = !options.sa_dir || outbound;
     let mut flags = 0;
     // In the other modes an SA carries packets of the family of its selector alone.
     if entry.mode == Mode::Tunnel {
@@ -129,7 +129,7 @@ pub(super) fn install_sa(
     for (wanted, flag) in [
         (!entry.copy_ecn, XFRM_STATE_NOECN),
         (!entry.copy_df && may_out, XFRM_STATE_NOPMTUDISC),
-        (entry.copy_dscp_in && may_in, XFRM_STATE_DECAP_DSCP),
+        (entry.copy_dscp_in && !outbound, XFRM_STATE_DECAP_DSCP),
         (entry.esn, XFRM_STATE_ESN),
     ] {
         if wanted {
