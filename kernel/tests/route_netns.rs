@@ -447,3 +447,110 @@ fn a_refusal_carries_the_kernels_text() {
         );
     }));
 }
+
+/// What charon 5.9.8 lists in table 220 for traps and shunts with these selectors, apart from the
+/// protocol. It names a peer on the link as its own gateway, none across families, and makes no
+/// route for a single protocol, for transport mode, for a drop, and where it has no own address to
+/// send from.
+#[test]
+fn routes_are_those_that_charon_makes() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    lab.ip(0, "-6 route add default via 2001:db8::fe");
+    let local = ["10.1.0.0/24"];
+    let local6 = ["fd01::/64"];
+    let far = "198.51.100.1";
+    let transport = |mut set: PolicySet| {
+        let PolicyAction::Protect { mode, .. } = &mut set.action else {
+            unreachable!("a tunnel protects");
+        };
+        *mode = Mode::Transport;
+        set
+    };
+    let shunt = |action, set: PolicySet| PolicySet { action, ..set };
+    let mut web = tunnel(9, far, &local, &["10.9.0.0/24"]);
+    for selector in &mut web.remote {
+        (selector.protocol, selector.start_port, selector.end_port) = (6, 80, 80);
+    }
+    let sets = [
+        tunnel(1, far, &local, &["10.2.0.0/24"]),
+        tunnel(2, far, &local, &["10.3.0.0/24", "10.4.0.0/16"]),
+        tunnel(3, "192.0.2.2", &local, &["10.5.0.0/24"]),
+        tunnel(4, far, &["192.0.2.1/32"], &["10.6.0.0/24"]),
+        tunnel(5, far, &["10.99.0.0/24"], &["10.8.0.0/24"]),
+        tunnel(6, far, &local6, &["fd03::/64"]),
+        tunnel(7, "2001:db8:9::1", &local6, &["fd02::/64"]),
+        tunnel(8, "2001:db8:9::1", &local, &["10.44.0.0/24"]),
+        web,
+        tunnel(10, "2001:db8::2", &local6, &["fd05::/64"]),
+        transport(tunnel(
+            11,
+            "198.51.100.7",
+            &["192.0.2.1/32"],
+            &["198.51.100.7/32"],
+        )),
+        shunt(
+            PolicyAction::Bypass,
+            tunnel(12, far, &local, &["10.7.0.0/24"]),
+        ),
+        shunt(
+            PolicyAction::Bypass,
+            tunnel(13, far, &local, &["10.1.0.128/25"]),
+        ),
+        shunt(
+            PolicyAction::Bypass,
+            tunnel(14, far, &local6, &["fd07::/64"]),
+        ),
+        shunt(
+            PolicyAction::Bypass,
+            tunnel(15, far, &["10.99.0.0/24"], &["10.11.0.0/24"]),
+        ),
+        shunt(
+            PolicyAction::Discard,
+            tunnel(16, far, &local, &["10.10.0.0/24"]),
+        ),
+    ];
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        for set in &sets {
+            let failures = routes.install(&router, set).await;
+            assert!(failures.is_empty(), "{}: {failures:?}", set.owner);
+        }
+        let listed = |family| {
+            table(&lab, family)
+                .iter()
+                .map(|route| route.replace(" table 220 proto 220", ""))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            listed("-4"),
+            [
+                "throw 10.1.0.128/25",
+                "10.2.0.0/24 via 192.0.2.254 dev up0 src 10.1.0.1",
+                "10.3.0.0/24 via 192.0.2.254 dev up0 src 10.1.0.1",
+                "10.4.0.0/16 via 192.0.2.254 dev up0 src 10.1.0.1",
+                "10.5.0.0/24 via 192.0.2.2 dev up0 src 10.1.0.1",
+                "10.6.0.0/24 via 192.0.2.254 dev up0 src 192.0.2.1",
+                "throw 10.7.0.0/24",
+                "10.44.0.0/24 dev up0 src 10.1.0.1",
+            ]
+        );
+        assert_eq!(
+            listed("-6"),
+            [
+                "fd02::/64 via 2001:db8::fe dev up0 src fd01::1 metric 1024 pref medium",
+                "fd03::/64 dev up0 src fd01::1 metric 1024 pref medium",
+                "fd05::/64 via 2001:db8::2 dev up0 src fd01::1 metric 1024 pref medium",
+                "throw fd07::/64 dev lo metric 1024 pref medium",
+            ]
+        );
+        assert!(routes.audit(&router, true).await.unwrap().is_empty());
+        for set in &sets {
+            routes.remove(&router, set.id).await;
+        }
+        assert!(table(&lab, "-4").is_empty() && table(&lab, "-6").is_empty());
+    }));
+}
