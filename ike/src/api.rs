@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use swanherd_config::model::Connection;
-use swanherd_ipsec::plane::{Op, Outcome, PlaneError, PolicyAction, SaId};
+use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaId};
 use swanherd_ipsec::proposal::{ChildSuite, IkeSuite};
 use swanherd_ipsec::{Identity, TrafficSelector};
 
@@ -255,21 +255,6 @@ pub enum AcquireFate {
     Coalesced,
     /// Nobody knows the policy, or the packet does not tell what is needed to serve it.
     Ignored,
-}
-
-/// A policy that stands on its own: a trap or a shunt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrapInfo {
-    /// Connection.
-    pub connection: String,
-    /// Child.
-    pub child: String,
-    /// Trap (protect), `pass` or `drop`.
-    pub action: PolicyAction,
-    /// Selectors of this side.
-    pub local_ts: Vec<TrafficSelector>,
-    /// Selectors of the peer's side.
-    pub remote_ts: Vec<TrafficSelector>,
 }
 
 /// Exchanges (RFC 7296).

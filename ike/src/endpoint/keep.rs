@@ -15,6 +15,8 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// How long the network is given to settle after a change.
 const NETWORK_SETTLES: Duration = Duration::from_millis(500);
+/// How often changes of the network are looked at, however many there are.
+const NETWORK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Children that are to be brought up again.
 #[derive(Debug, Default)]
@@ -27,6 +29,8 @@ pub(super) struct Keep {
     turns: BTreeMap<String, u32>,
     /// When to see what a change of the network means.
     network_at: Option<Instant>,
+    /// When that was last seen to.
+    network_seen: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,13 +109,16 @@ impl Keep {
 
     /// Addresses or routes have changed. Changes come in crowds, and are looked at together.
     pub(super) fn network_changed(&mut self, now: Instant) {
-        self.network_at.get_or_insert(now + NETWORK_SETTLES);
+        let again = self.network_seen.map(|seen| seen + NETWORK_INTERVAL);
+        let due = (now + NETWORK_SETTLES).max(again.unwrap_or(now));
+        self.network_at.get_or_insert(due);
     }
 
     fn network_is_due(&mut self, now: Instant) -> bool {
         let due = self.network_at.is_some_and(|at| at <= now);
         if due {
             self.network_at = None;
+            self.network_seen = Some(now);
         }
         due
     }

@@ -77,6 +77,9 @@ impl Endpoint {
                 keep,
                 initial_contact,
             } => self.replace_others(now, keep, initial_contact),
+            Request::InUse { ike, child } => {
+                self.with(ike, |sa, _| sa.in_use(child));
+            }
             Request::Reauthenticate { old } => self.reauthenticate(now, old),
             Request::FinishReauth { old } => {
                 self.with(old, |sa, env| {

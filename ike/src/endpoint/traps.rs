@@ -12,7 +12,7 @@ use swanherd_config::model::{Child, ChildMode, Connection, HostSpec};
 use swanherd_ipsec::plane::{Mode, Op, PolicyAction, PolicySet};
 
 use super::Endpoint;
-use crate::api::{Action, ConnectionRef, LogGroup, Now, Token, TrapInfo};
+use crate::api::{Action, ConnectionRef, LogGroup, Now, Token};
 use crate::sa::narrow::unspecified;
 use crate::sa::policies::Group;
 use crate::sa::{mode, narrow, unique};
@@ -89,23 +89,6 @@ pub(super) fn is_wildcard(conn: &Connection) -> bool {
 }
 
 impl Endpoint {
-    /// All traps and shunts that are installed, by connection and child.
-    pub fn traps(&self) -> impl Iterator<Item = TrapInfo> {
-        self.traps
-            .wanted
-            .iter()
-            .filter_map(|((connection, child), trap)| {
-                let set = trap.installed.as_ref()?;
-                Some(TrapInfo {
-                    connection: connection.clone(),
-                    child: child.clone(),
-                    action: set.action,
-                    local_ts: set.local.clone(),
-                    remote_ts: set.remote.clone(),
-                })
-            })
-    }
-
     /// Installs the trap or shunt of a child, as soon as its addresses are known.
     pub(super) fn install_trap(&mut self, now: Now, conn: &ConnectionRef, index: usize) {
         let Some(child) = conn.children.get(index) else {

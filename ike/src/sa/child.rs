@@ -59,6 +59,8 @@ pub(crate) struct ChildSa {
     /// Made by the peer in a collision that it lost; the peer is to delete it.
     pub(crate) redundant: bool,
     pub(crate) out_installed: bool,
+    /// When it is put to use that stands by, if the peer is not heard before.
+    pub(crate) use_at: Option<Instant>,
     /// A hard limit was reached.
     pub(crate) expired: bool,
     /// When the last of a replaced SA is removed.
@@ -138,7 +140,7 @@ impl ChildSa {
             ChildState::Installed | ChildState::Rekeying | ChildState::Rekeyed => self.expires_at,
             _ => None,
         };
-        [rekey, expire, self.check_at, self.remove_at]
+        [rekey, expire, self.check_at, self.remove_at, self.use_at]
             .into_iter()
             .flatten()
             .min()
@@ -228,6 +230,11 @@ impl ChildSa {
     /// The policies that it needs. While its outbound SA is there, packets take that one and no
     /// other, so that two SAs side by side never share the traffic by chance.
     pub(crate) fn policy_set(&self) -> PolicySet {
+        self.policy_set_for(if self.out_installed { self.spi_out } else { 0 })
+    }
+
+    /// The policies that it needs, bound to that outbound SA; 0 is none.
+    pub(crate) fn policy_set_for(&self, spi: u32) -> PolicySet {
         let cfg = self.cfg();
         PolicySet {
             id: self.group.set,
@@ -239,7 +246,7 @@ impl ChildSa {
                 local: self.local,
                 remote: self.remote,
                 reqid: self.group.reqid,
-                spi: if self.out_installed { self.spi_out } else { 0 },
+                spi,
             },
             priority: (cfg.priority != 0).then_some(cfg.priority),
             mark_in: self.tags.mark_in,
@@ -313,6 +320,7 @@ impl IkeSa {
             check_at: None,
             redundant: false,
             out_installed: false,
+            use_at: None,
             expired: false,
             remove_at: None,
             replaces,

@@ -11,6 +11,7 @@ use swanherd_ipsec::plane::{Op, Outcome, SaId};
 
 use super::IkeSa;
 use super::policies::PolicyBook;
+use super::standby::Standbys;
 use crate::api::{
     Action, ChildSaId, Counter, Event, FailureReason, IkeSaId, LogGroup, LogLine, PlaneAnswer,
     Settings, Token,
@@ -116,6 +117,13 @@ pub(crate) enum Request {
         /// Only because of INITIAL_CONTACT.
         initial_contact: bool,
     },
+    /// The outbound SA of a child has been put to use.
+    InUse {
+        /// Where.
+        ike: IkeSaId,
+        /// Which.
+        child: ChildSaId,
+    },
     /// An IKE SA has been replaced by reauthentication; delete it.
     FinishReauth {
         /// Which.
@@ -139,6 +147,8 @@ pub(crate) struct Env {
     pub(crate) requests: VecDeque<Request>,
     pub(crate) connections: Connections,
     pub(crate) policies: PolicyBook,
+    /// CHILD SAs that wait for others to go.
+    pub(crate) standbys: Standbys,
     /// Interface ids of connections, drawn for their traps.
     pub(crate) trap_if_ids: BTreeMap<String, (u32, u32)>,
     pub(crate) half_open: HalfOpen,
@@ -172,6 +182,7 @@ impl Env {
             requests: VecDeque::new(),
             connections: Connections::default(),
             policies,
+            standbys: Standbys::default(),
             trap_if_ids: BTreeMap::new(),
             half_open,
             spis: BTreeMap::new(),

@@ -116,6 +116,9 @@ impl IkeSa {
         self.last_inbound = now.instant;
         self.count_message(env, header.exchange, true, header.flags.response);
         self.learn_addresses(env, now, datagram, header.exchange);
+        if self.is_established() {
+            self.peer_is_ready(env);
+        }
         let opened = Message { header, payloads };
         self.log(env, LogGroup::Enc, 1, format!("received {opened}"));
         if header.flags.response {

@@ -163,6 +163,8 @@ impl IkeSa {
         let Some(entry) = child.pending_out.take() else {
             return;
         };
+        child.use_at = None;
+        env.standbys.forget(child.group.set, id);
         if let Err(error) = claim(env, entry.id(), (self.id, id)) {
             self.log(env, LogGroup::Chd, 0, format!("CHILD_SA {{{id}}}: {error}"));
             self.enqueue(Task::DeleteChild(id));
@@ -185,6 +187,7 @@ impl IkeSa {
             return;
         }
         let set = child.group.set;
+        env.relieve(set, id);
         let op = if env.policies.has_others(set, id) {
             env.policies.unwant(set, id)
         } else {
@@ -276,6 +279,11 @@ impl IkeSa {
     /// Removes everything of a child from the data plane and from the listings.
     pub(crate) fn remove_child(&mut self, env: &mut Env, id: ChildSaId) -> Option<ChildSa> {
         let child = self.children.remove(&id)?;
+        env.standbys.forget(child.group.set, id);
+        env.relieve(child.group.set, id);
+        let out = child
+            .outbound()
+            .filter(|sa| child.out_installed || env.by_sa.get(sa) == Some(&(self.id, id)));
         for sa in [child.inbound(), child.outbound()].into_iter().flatten() {
             if env.by_sa.get(&sa) == Some(&(self.id, id)) {
                 env.by_sa.remove(&sa);
@@ -287,9 +295,7 @@ impl IkeSa {
         if let Some(sa) = child.inbound() {
             env.plane_forget(Op::RemoveSa(sa));
         }
-        if child.out_installed
-            && let Some(sa) = child.outbound()
-        {
+        if let Some(sa) = out {
             env.plane_forget(Op::RemoveSa(sa));
         }
         if let Some(old) = child.replaces.and_then(|old| self.children.get_mut(&old))
@@ -337,6 +343,7 @@ impl IkeSa {
         if std::mem::take(&mut child.out_installed)
             && let Some(sa) = child.outbound()
         {
+            env.relieve(child.group.set, id);
             if let Some(op) = env.policies.unwant(child.group.set, id) {
                 env.plane_forget(op);
             }
@@ -413,7 +420,11 @@ impl IkeSa {
                 pending.src = local;
                 pending.dst = remote;
                 pending.encap = udp_out;
+                self.standby_moved(env, id);
             }
+            let Some(child) = self.children.get(&id) else {
+                continue;
+            };
             if child.cfg().policies && child.out_installed {
                 let set = child.policy_set();
                 if let Some(op) = env.policies.want(id, set) {

@@ -252,6 +252,10 @@ impl IkeSa {
                 self.remove_child(env, id);
                 continue;
             }
+            if due(child.use_at) {
+                self.install_outbound(env, id);
+                continue;
+            }
             let live = matches!(
                 child.state,
                 ChildState::Installed | ChildState::Rekeying | ChildState::Rekeyed

@@ -33,6 +33,7 @@ mod protect;
 mod rekey;
 mod reqids;
 pub(crate) mod responder;
+mod standby;
 mod tasks;
 mod timers;
 pub(crate) mod unique;

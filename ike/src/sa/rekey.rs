@@ -525,6 +525,7 @@ impl IkeSa {
                     *owner = (new.id, id);
                 }
             }
+            env.standbys.moved(child.group.set, id, new.id);
         }
         for task in std::mem::take(&mut self.queue) {
             match task {

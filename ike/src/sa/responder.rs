@@ -736,8 +736,17 @@ impl IkeSa {
             Ok(keys) => {
                 let child_payloads = self.answer_child(child, selected);
                 let slot = Slot::Passive;
-                let installing =
-                    self.install_child(env, now, child, keys, false, Outbound::Now, slot);
+                // What takes over from another one is not used before the peer can receive by it.
+                let set = self.children.get(&child).map(|child| child.group.set);
+                let outbound = if set.is_some_and(|set| env.policies.has_others(set, child)) {
+                    Outbound::Later
+                } else {
+                    Outbound::Now
+                };
+                let installing = self.install_child(env, now, child, keys, false, outbound, slot);
+                if outbound == Outbound::Later {
+                    self.stand_by(env, now, child);
+                }
                 self.passive = Passive::Responding(Box::new(Responding::Installation {
                     installing,
                     response,

@@ -261,6 +261,30 @@ fn reauthentication_makes_the_new_before_it_breaks_the_old() {
 }
 
 #[test]
+fn reauthentication_over_a_slow_network_loses_no_packet() {
+    for_seeds(50, |seed| {
+        let conditions = Conditions {
+            delay: 20..=60,
+            ..Conditions::default()
+        };
+        let host = if seed & 1 == 0 { ALICE } else { BOB };
+        let mut world = established_with(World::new(seed).conditions(conditions), pair());
+        world.hosts[1 - host].compute_delay = 50..=150;
+        world.hosts[host].compute_delay = 50..=150;
+        world.set_traffic(true);
+        world.run_for(Duration::from_millis(500 + seed));
+        let selector = the_ike_sa(host);
+        let reauth = true;
+        world.command(host, Command::Rekey { selector, reauth });
+        world.run_for(AFTERMATH);
+        world.set_traffic(false);
+        world.run_for(Duration::from_secs(1));
+        world.assert_in_sync(1);
+        assert_eq!((world.traffic.blocked, world.traffic.refused), (0, 0));
+    });
+}
+
+#[test]
 fn a_rekey_that_meets_a_deletion_leaves_nothing_half_done() {
     for_seeds(100, |seed| {
         let conditions = Conditions {

@@ -308,7 +308,6 @@ fn an_operator_installs_and_removes_traps() {
     assert_eq!(world.finish(ALICE, command), Ok(()));
     world.run_for(Duration::from_secs(1));
     trap(&world, "net");
-    assert_eq!(world.host(ALICE).endpoint.traps().count(), 1);
 
     let command = world.command(ALICE, install(None, "nothing"));
     assert!(world.finish(ALICE, command).is_err());
@@ -409,7 +408,7 @@ fn a_trap_follows_the_address_of_its_host() {
         world.plane_event(ALICE, PlaneEvent::NetworkChanged);
         world.run_for(Duration::from_millis(10));
     }
-    world.run_for(Duration::from_secs(1));
+    world.run_for(Duration::from_secs(3));
     assert_eq!(Some(local(&world)), own);
     // It is the same trap still.
     assert_eq!(trap(&world, "net").id, before.id);
@@ -418,7 +417,7 @@ fn a_trap_follows_the_address_of_its_host() {
     let other = Some("192.0.2.99".parse().unwrap());
     world.hosts[ALICE].source = other;
     world.plane_event(ALICE, PlaneEvent::NetworkChanged);
-    world.run_for(Duration::from_secs(1));
+    world.run_for(Duration::from_secs(3));
     assert_eq!(Some(local(&world)), other);
 }
 
@@ -457,29 +456,19 @@ fn shunts_are_policies_without_request_id() {
         connections.0.children.push(shunt);
     }
     let mut world = trapped(83, connections);
-    let shown: Vec<_> = world
-        .host(ALICE)
-        .endpoint
-        .traps()
-        .map(|shown| (shown.child, shown.action))
-        .collect();
-    assert_eq!(
-        shown,
-        [
-            ("bad".to_owned(), PolicyAction::Discard),
-            ("lan".to_owned(), PolicyAction::Bypass)
-        ]
-    );
     let priorities: Vec<_> = world
         .host(ALICE)
         .plane
         .policies
         .values()
-        .map(|set| (set.owner.as_str(), set.priority, set.trap))
+        .map(|set| (set.owner.as_str(), set.action, set.priority, set.trap))
         .collect();
     assert_eq!(
         priorities,
-        [("to-bob/lan", None, false), ("to-bob/bad", Some(7), false)]
+        [
+            ("to-bob/lan", PolicyAction::Bypass, None, false),
+            ("to-bob/bad", PolicyAction::Discard, Some(7), false)
+        ]
     );
     // They are not initiated.
     let command = world.initiate(ALICE, "lan");
