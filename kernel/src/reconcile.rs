@@ -362,14 +362,12 @@ impl Desired {
         self.claim_in_force(key).map(|claim| &claim.owner)
     }
 
-    /// The child whose policies have this request id.
-    pub(crate) fn owner_of_reqid(&self, reqid: u32) -> Option<&Owner> {
-        // Only for reports about what is wrong, so that the search may take its time.
+    /// Whose policies have each request id.
+    pub(crate) fn owners_by_reqid(&self) -> BTreeMap<u32, &Owner> {
         self.sets
             .values()
-            .filter_map(|claims| claims.values().next())
-            .find(|claim| claim.reqid() == Some(reqid))
-            .map(|claim| &claim.owner)
+            .filter_map(|claims| claims.values().find_map(|c| Some((c.reqid()?, &c.owner))))
+            .collect()
     }
 
     fn claim_in_force(&self, key: &PolicyKey) -> Option<&Claim> {

@@ -360,6 +360,43 @@ fn thousands_of_policies_come_and_go_in_linear_time() {
 }
 
 #[test]
+fn what_others_flush_comes_back_and_what_a_crash_left_goes() {
+    if !common::may_use_namespaces() {
+        return;
+    }
+    const COUNT: u32 = 1000;
+    let folder = tempfile::tempdir().unwrap();
+    block_on(async {
+        let lab = Lab::single();
+        let options = ledger(folder.path());
+        let plane = start(&lab, &options).await;
+        for outcome in plane.apply_all((0..COUNT).map(numbered).collect()).await {
+            assert_eq!(outcome, Ok(Outcome::Done));
+        }
+        lab.ip(0, "xfrm policy flush");
+        lab.ip(0, "xfrm policy add dir out src 10.9.0.0/24 dst 10.8.0.0/24");
+
+        let audit = plane.reconcile(false).await.unwrap();
+
+        assert_eq!(audit.findings.len(), 3 * COUNT as usize);
+        for finding in &audit.findings {
+            assert_eq!(finding.difference, Difference::Missing);
+            assert_eq!(finding.remedy, Remedy::Installed);
+        }
+        assert_eq!(lab.xfrm_entries(0), (0, 3 * COUNT as usize + 1));
+        assert!(plane.reconcile(true).await.unwrap().is_clean());
+
+        // A crash.
+        drop(plane);
+        let next = start(&lab, &options).await;
+        assert_eq!(lab.xfrm_entries(0), (0, 1));
+        assert!(next.reconcile(true).await.unwrap().is_clean());
+        next.shutdown().await;
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    });
+}
+
+#[test]
 fn hash_thresholds_follow_the_prefixes_and_are_put_back() {
     if !common::may_use_namespaces() {
         return;

@@ -94,6 +94,7 @@ pub(crate) fn audit(
 }
 
 fn compare_sas(desired: &Desired, ledger: &BTreeSet<Record>, sas: &SeenSas, audit: &mut Audit) {
+    let mut owners = None;
     for (id, wanted) in desired.sas() {
         // A reservation ends by itself, and the SA of its name is installed all the same.
         let WantedSa::Installed(entry) = wanted else {
@@ -117,9 +118,10 @@ fn compare_sas(desired: &Desired, ledger: &BTreeSet<Record>, sas: &SeenSas, audi
         audit.findings.push(Finding {
             object: Object::Sa(*id),
             difference,
-            owner: desired
-                .owner_of_reqid(entry.reqid)
-                .and_then(Owner::name)
+            owner: owners
+                .get_or_insert_with(|| desired.owners_by_reqid())
+                .get(&entry.reqid)
+                .and_then(|owner| owner.name())
                 .map(str::to_owned),
             reason,
             remedy: Remedy::None,

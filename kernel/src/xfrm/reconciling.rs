@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Makes the kernel equal to what is wanted: at start, on demand, and every now and then.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use swanherd_ipsec::plane::{PlaneError, SaId};
+use swanherd_ipsec::plane::{Mark, PlaneError, SaId};
 
 use super::books::reqid_of;
 use super::message::{self, PolicyClass, SeenPolicy, SeenSa};
 use super::{XfrmPlane, absent_is_fine, event, plane_error};
 use crate::audit::{Audit, Difference, Object, Remedy};
-use crate::netlink::NetlinkError;
-use crate::reconcile::{
-    self, ActualPolicy, ActualSa, Desired, PolicyKey, Record, SeenPolicies, SeenSas,
-};
+use crate::netlink::{NetlinkError, Request};
+use crate::reconcile::{self, ActualPolicy, ActualSa, Desired, Record, SeenPolicies, SeenSas};
 
 impl XfrmPlane {
     pub(super) async fn reconcile_with_kernel(&self, dry_run: bool) -> Result<Audit, PlaneError> {
@@ -30,30 +28,7 @@ impl XfrmPlane {
             audit.findings.extend(differing.map_err(fail)?);
             return Ok(audit);
         }
-        let mut lost = Vec::new();
-        for finding in &mut audit.findings {
-            finding.remedy = match (finding.object, finding.difference) {
-                (Object::Sa(id), Difference::Missing | Difference::InTheWay) => {
-                    lost.push(id);
-                    Remedy::Renegotiated
-                }
-                (Object::Sa(id), _) => {
-                    let mark = sas.iter().find(|sa| sa.id == id).and_then(|sa| sa.mark);
-                    remedy(Remedy::Removed, self.delete_sa(id, mark).await)
-                }
-                (Object::Policy(key), Difference::Missing | Difference::Changed) => {
-                    remedy(Remedy::Installed, self.put_back(&key).await)
-                }
-                (Object::Policy(key), Difference::Unwanted) => {
-                    let removal = message::remove_policy(&key);
-                    let removed = self.shared.requests.command(&removal, 0).await;
-                    remedy(Remedy::Removed, absent_is_fine(removed))
-                }
-                // Someone else's stays; the finding says what it is.
-                (Object::Policy(_), Difference::InTheWay)
-                | (Object::Route(_) | Object::Rule { .. } | Object::Address(_), _) => Remedy::None,
-            };
-        }
+        let lost = self.mend(&mut audit, &sas).await;
         let names: BTreeSet<SaId> = sas.iter().map(|sa| sa.id).collect();
         self.strike_out_absent(&audit, &names, &policies);
         self.shared.books().contested = audit
@@ -70,14 +45,57 @@ impl XfrmPlane {
         Ok(audit)
     }
 
-    /// Installs a policy of ours again.
-    async fn put_back(&self, key: &PolicyKey) -> Result<(), NetlinkError> {
-        let in_force = self.shared.books().desired.in_force(key);
-        let Some(wanted) = in_force else {
-            return Ok(());
-        };
-        let request = message::install_policy(key, &wanted, true);
-        self.shared.requests.command(&request, 0).await
+    /// Does what each finding calls for. One that fails does not keep the others from it. SAs that
+    /// have to be negotiated anew are returned.
+    async fn mend(&self, audit: &mut Audit, sas: &[SeenSa]) -> Vec<SaId> {
+        let marks: BTreeMap<SaId, Option<Mark>> = sas.iter().map(|sa| (sa.id, sa.mark)).collect();
+        let mut lost = Vec::new();
+        let mut requests = Vec::new();
+        let mut waiting = Vec::new();
+        for finding in &mut audit.findings {
+            let (request, done) = match (finding.object, finding.difference) {
+                (Object::Sa(id), Difference::Missing | Difference::InTheWay) => {
+                    lost.push(id);
+                    finding.remedy = Remedy::Renegotiated;
+                    continue;
+                }
+                (Object::Sa(id), _) => {
+                    let mark = marks.get(&id).copied().flatten();
+                    let removal = Request::new(&message::remove_sa(id, mark), 0);
+                    (removal, Remedy::Removed)
+                }
+                (Object::Policy(key), Difference::Missing | Difference::Changed) => {
+                    let in_force = self.shared.books().desired.in_force(&key);
+                    let Some(wanted) = in_force else {
+                        continue;
+                    };
+                    let again = message::install_policy(&key, &wanted, true);
+                    (Request::new(&again, 0), Remedy::Installed)
+                }
+                (Object::Policy(key), Difference::Unwanted) => {
+                    let removal = Request::new(&message::remove_policy(&key), 0);
+                    (removal, Remedy::Removed)
+                }
+                // Someone else's stays; the finding says what it is.
+                (Object::Policy(_), Difference::InTheWay)
+                | (Object::Route(_) | Object::Rule { .. } | Object::Address(_), _) => continue,
+            };
+            requests.push(request);
+            waiting.push((finding, done));
+        }
+        let answers = self
+            .shared
+            .requests
+            .batch(requests, |_, _| None::<()>)
+            .await;
+        for ((finding, done), answer) in waiting.into_iter().zip(answers) {
+            let answer = answer.map(|_| ());
+            finding.remedy = match done {
+                Remedy::Removed => remedy(done, absent_is_fine(answer)),
+                done => remedy(done, answer),
+            };
+        }
+        lost
     }
 
     /// After a reconciliation, strikes out what is neither wanted nor there.

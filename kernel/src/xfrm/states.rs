@@ -58,8 +58,9 @@ impl XfrmPlane {
             None => false,
             Some(WantedSa::Reserved) => true,
             Some(WantedSa::Installed(other)) => {
-                let owner = books.desired.owner_of_reqid(other.reqid);
-                let owner = owner.and_then(|owner| owner.name()).unwrap_or("another SA");
+                let owners = books.desired.owners_by_reqid();
+                let owner = owners.get(&other.reqid).and_then(|owner| owner.name());
+                let owner = owner.unwrap_or("another SA");
                 return Err(refuse(
                     format!(
                         "the SPI is in use by {owner} (reqid {}, from {})",
