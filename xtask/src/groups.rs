@@ -356,7 +356,7 @@ impl Report {
         packages::install(packages::STRONGSWAN)?;
         let peers = lab::peers()?;
         shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
-        let names = ["kernel", "faults", "peers"];
+        let names = ["kernel", "faults", "compare", "peers"];
         let mut binaries = test_binaries("swanherd-tests", &names)?;
         binaries.extend(test_binaries(
             "swanherd-kernel",
