@@ -42,8 +42,8 @@ pub(super) fn start(
         "terminate" => Box::pin(async move { sas::terminate(control, &args, emitter).await }),
         "rekey" => Box::pin(async move { sas::rekey(control, &args, emitter).await }),
         "redirect" => ready(sas::redirect(&control, &args)),
-        "install" => ready(sas::install(&control, &args)),
-        "uninstall" => ready(sas::uninstall(&control, &args)),
+        "install" => Box::pin(async move { sas::install(control, &args, emitter).await }),
+        "uninstall" => Box::pin(async move { sas::uninstall(control, &args, emitter).await }),
 
         "list-sas" => Box::pin(async move { list_sas(control, &args, emitter).await }),
         "list-policies" => {

@@ -9,7 +9,7 @@ use swanherd_vici::Message;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::args::{failure, flag, integer, selector, success, text};
+use super::args::{failure, flag, integer, outcome, selector, success, text};
 use super::events::log_line;
 use super::session::{Emitter, unix_now};
 use crate::control::{CommandReply, Control, Request, Snapshot};
@@ -156,32 +156,48 @@ pub(super) async fn rekey(control: Control, args: &Message, emitter: Emitter) ->
     out
 }
 
-/// `install`, which is not supported: policies come and go with `start_action` of a loaded child.
-pub(super) fn install(control: &Control, args: &Message) -> Message {
+/// `install`: the trap of a child, or its policies if it is a shunt.
+pub(super) async fn install(control: Control, args: &Message, emitter: Emitter) -> Message {
     let Some(name) = text(args, "child") else {
         return failure("missing configuration name");
     };
-    match find_connection(&control.snapshot(), text(args, "ike"), Some(name)) {
-        None => failure("configuration name not found"),
-        Some(_) => failure(format!("installing policy '{name}' failed")).with(
-            "reason",
-            "not supported; load the child with start_action = trap",
-        ),
-    }
+    let Some(connection) = find_connection(&control.snapshot(), text(args, "ike"), Some(name))
+    else {
+        return failure("configuration name not found");
+    };
+    let command = Command::Install {
+        connection: Some(connection),
+        child: name.to_owned(),
+    };
+    at_once(&control, command, args, &emitter).await
 }
 
-/// `uninstall`: see [`install`].
-pub(super) fn uninstall(control: &Control, args: &Message) -> Message {
+/// `uninstall`: undoes [`install`], and what `start_action = trap` has installed.
+pub(super) async fn uninstall(control: Control, args: &Message, emitter: Emitter) -> Message {
     let Some(name) = text(args, "child") else {
         return failure("missing configuration name");
     };
-    let answer = failure(format!("policy '{name}' not found"));
-    match find_connection(&control.snapshot(), text(args, "ike"), Some(name)) {
-        None => answer,
-        Some(_) => answer.with(
-            "reason",
-            "not supported; load the child without start_action = trap",
-        ),
+    if find_connection(&control.snapshot(), text(args, "ike"), Some(name)).is_none() {
+        return failure(format!("policy '{name}' not found"));
+    }
+    let command = Command::Uninstall {
+        connection: text(args, "ike").map(str::to_owned),
+        child: name.to_owned(),
+    };
+    at_once(&control, command, args, &emitter).await
+}
+
+/// Runs a command that waits for nobody.
+async fn at_once(
+    control: &Control,
+    command: Command,
+    args: &Message,
+    emitter: &Emitter,
+) -> Message {
+    match execute(control, command, Wait::ForEver, args, emitter).await {
+        Ended::Done(reply) => outcome(reply.result),
+        Ended::NotWaited | Ended::TimedOut(_) => success(),
+        Ended::ShuttingDown => failure(SHUTTING_DOWN),
     }
 }
 

@@ -365,6 +365,29 @@ async fn what_is_not_supported_is_refused_in_words() {
 }
 
 #[tokio::test]
+async fn install_and_uninstall_ask_the_endpoint() {
+    let mut fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    for command in ["install", "uninstall"] {
+        let engine = async {
+            let Request::Command { command, reply, .. } = fixture.next_request().await else {
+                panic!()
+            };
+            let (Command::Install { child, .. } | Command::Uninstall { child, .. }) = command
+            else {
+                panic!("{command:?}")
+            };
+            assert_eq!(child, "net");
+            reply.send(done(Err("not today".into()), 0, 0)).unwrap();
+        };
+        let args = Message::new().with("child", "net");
+        let (answer, ()) = tokio::join!(client.call(command, args), engine);
+        assert_eq!(answer.unwrap_err().to_string(), "not today");
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn load_conn_applies_all_or_nothing() {
     let mut fixture = Fixture::start().await;
     let mut client = fixture.client().await;
