@@ -280,7 +280,16 @@ pub(crate) fn assert_reachable(node: &Node, from: &str, to: &str, seconds: u32) 
         }
         text = report.text;
     }
-    panic!("{text}\n{}", node.log());
+    let drops = node.namespace.run("cat", ["/proc/net/xfrm_stat"]).stdout;
+    let drops: Vec<&str> = drops
+        .lines()
+        .filter(|line| !line.ends_with("\t0"))
+        .collect();
+    panic!(
+        "{text}\n{:#?}\n{drops:#?}\n{}",
+        View::of(&node.namespace),
+        node.log()
+    );
 }
 
 /// Sends a signal to a node's daemon.
