@@ -125,7 +125,8 @@ impl RouteTable {
     }
 
     /// Adds a virtual address to the interface that has `local`. Each addition needs its own
-    /// removal; an address that was there before is left alone.
+    /// removal; an address that was there before is left alone. `record` is called just before
+    /// the kernel is asked to add it.
     ///
     /// # Errors
     /// The kernel's refusal, or in words that no interface has `local`.
@@ -134,8 +135,20 @@ impl RouteTable {
         router: &Router,
         addr: IpAddr,
         local: IpAddr,
+        record: impl FnOnce(),
     ) -> Result<(), NetlinkError> {
-        self.addresses.add(router, addr, local).await
+        self.addresses.add(router, addr, local, record).await
+    }
+
+    /// Whether a virtual address is in use.
+    pub fn has_address(&self, addr: IpAddr) -> bool {
+        self.addresses.has(addr)
+    }
+
+    /// Takes addresses for ours though the kernel may not have kept our mark of them (before
+    /// 5.18): an earlier run wrote down that it added them. The next audit removes them.
+    pub fn take_for_ours(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.addresses.take_for_ours(addresses);
     }
 
     /// Takes back one addition of a virtual address; one that is not there is fine.

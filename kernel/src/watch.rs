@@ -337,6 +337,96 @@ mod tests {
         assert_eq!(due.at(), Some(ended + Duration::from_secs(9)));
     }
 
+    /// Counts what it is told to do.
+    #[derive(Clone, Default)]
+    struct Counter(std::sync::Arc<std::sync::Mutex<(usize, Vec<u32>)>>);
+
+    impl Watcher for Counter {
+        fn own_ports(&self) -> Vec<u32> {
+            Vec::new()
+        }
+
+        async fn vanished(&self, interface: u32) {
+            self.0.lock().unwrap().1.push(interface);
+        }
+
+        async fn evaluate(&self) {
+            self.0.lock().unwrap().0 += 1;
+        }
+    }
+
+    /// Runs in a network namespace that goes with its thread.
+    fn in_namespace(test: impl Future<Output = ()> + Send) {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: needs root for a network namespace");
+            return;
+        }
+        let runtime = || {
+            // Its own namespace, of which nothing else knows.
+            let flags = rustix::thread::UnshareFlags::NEWNET;
+            #[allow(unsafe_code)]
+            // SAFETY: only the network namespace of this thread is left, no memory or descriptor.
+            unsafe { rustix::thread::unshare_unsafe(flags) }.unwrap();
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
+                .block_on(test);
+        };
+        std::thread::scope(|scope| scope.spawn(runtime).join()).unwrap();
+    }
+
+    #[test]
+    fn lost_notices_cause_one_evaluation_and_no_spin() {
+        in_namespace(async {
+            let socket = open_socket().unwrap();
+            rustix::net::sockopt::set_socket_recv_buffer_size(socket.get_ref(), 4096).unwrap();
+            let router = crate::route::Router::open().unwrap();
+            // Nobody reads the notices of these.
+            for last in 1..200u8 {
+                let addr = std::net::Ipv4Addr::new(10, 9, 8, last).into();
+                router.add_address(addr, 1).await.unwrap();
+            }
+            let counter = Counter::default();
+            let (sender, mut events) = mpsc::channel(8);
+            let task = tokio::spawn(run(socket, counter.clone(), sender));
+
+            assert_eq!(events.recv().await, Some(PlaneEvent::NetworkChanged));
+
+            // Quiet again: nothing more happens.
+            tokio::time::sleep(QUIET * 3).await;
+            let (evaluations, vanished) = counter.0.lock().unwrap().clone();
+            assert_eq!(evaluations, 1);
+            assert_eq!(vanished, [ANY_INTERFACE]);
+            assert!(events.try_recv().is_err());
+            task.abort();
+        });
+    }
+
+    #[test]
+    fn a_vanished_device_is_told_at_once() {
+        in_namespace(async {
+            let socket = open_socket().unwrap();
+            let counter = Counter::default();
+            let (sender, _events) = mpsc::channel(8);
+            let task = tokio::spawn(run(socket, counter.clone(), sender));
+            let ip = |arguments: &str| {
+                let arguments = arguments.split_whitespace();
+                let status = std::process::Command::new("ip").args(arguments).status();
+                assert!(status.unwrap().success());
+            };
+            ip("link add v0 type veth peer name v1");
+            ip("link del v0");
+            let begun = Instant::now();
+            while counter.0.lock().unwrap().1.len() < 2 {
+                assert!(begun.elapsed() < Duration::from_secs(20));
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert!(!counter.0.lock().unwrap().1.contains(&ANY_INTERFACE));
+            task.abort();
+        });
+    }
+
     proptest::proptest! {
         #[test]
         fn no_notice_makes_the_reader_panic(

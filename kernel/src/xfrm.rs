@@ -135,6 +135,8 @@ impl XfrmPlane {
             shared: Arc::clone(&shared),
             routes: Arc::clone(&routes),
         };
+        let left = shared.books().addresses();
+        routes.lock().await.take_for_ours(left);
         let changes = watch::open_socket()?;
         let watch = tokio::spawn(watch::run(changes, adapter, sender.clone()));
         let events = tokio::spawn(event::run(Arc::clone(&shared), socket, sender));
@@ -147,6 +149,7 @@ impl XfrmPlane {
         };
         let leftovers = plane.reconcile(false).await.map_err(io::Error::other)?;
         reconciling::report_leftovers(&leftovers);
+        plane.shared.books().strike_out_addresses();
         thresholds::begin(&plane.shared).await;
         if options.hash_thresholds {
             plane.thresholds = Some(tokio::spawn(thresholds::run(Arc::clone(&plane.shared))));
@@ -236,6 +239,7 @@ impl DataPlane for XfrmPlane {
             }
         }
         self.routes.lock().await.clear(&self.shared.router).await;
+        self.shared.books().strike_out_addresses();
         thresholds::end(&self.shared).await;
         if let Err(error) = self.shared.books().journal.close() {
             tracing::warn!(%error, "cannot remove the ledger of installed SAs and policies");

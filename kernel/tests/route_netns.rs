@@ -305,8 +305,14 @@ fn a_virtual_address_is_the_source_of_its_tunnel_and_goes_with_its_last_user() {
         let local = "192.0.2.1".parse().unwrap();
         let set = tunnel(1, "198.51.100.1", &["10.66.0.5/32"], &["10.2.0.0/24"]);
 
-        routes.add_address(&router, vip, local).await.unwrap();
-        routes.add_address(&router, vip, local).await.unwrap();
+        routes
+            .add_address(&router, vip, local, || {})
+            .await
+            .unwrap();
+        routes
+            .add_address(&router, vip, local, || {})
+            .await
+            .unwrap();
         routes.install(&router, &set).await;
 
         assert!(lab.ip(0, "addr show dev up0").contains("10.66.0.5/32"));
@@ -337,7 +343,10 @@ fn an_ipv6_virtual_address_is_usable_at_once_and_only_where_a_route_names_it() {
         let vip = "2001:db8:66::5".parse().unwrap();
         let local = "192.0.2.1".parse().unwrap();
 
-        routes.add_address(&router, vip, local).await.unwrap();
+        routes
+            .add_address(&router, vip, local, || {})
+            .await
+            .unwrap();
 
         let shown = lab.ip(0, "-6 addr show dev up0");
         let line = shown
@@ -364,7 +373,9 @@ fn an_address_that_was_there_before_is_left_alone() {
         let mut routes = RouteTable::default();
         let own = "10.1.0.1".parse().unwrap();
         routes
-            .add_address(&router, own, "192.0.2.1".parse().unwrap())
+            .add_address(&router, own, "192.0.2.1".parse().unwrap(), || {
+                panic!("nothing is added")
+            })
             .await
             .unwrap();
         routes.remove_address(&router, own).await.unwrap();
@@ -375,6 +386,7 @@ fn an_address_that_was_there_before_is_left_alone() {
                 &router,
                 "10.66.0.6".parse().unwrap(),
                 "192.0.2.77".parse().unwrap(),
+                || {},
             )
             .await
             .unwrap_err();
@@ -396,7 +408,7 @@ fn the_next_run_removes_the_virtual_addresses_of_one_that_crashed() {
         let vip = "10.66.0.5".parse().unwrap();
         let mut crashed = RouteTable::default();
         crashed
-            .add_address(&router, vip, "192.0.2.1".parse().unwrap())
+            .add_address(&router, vip, "192.0.2.1".parse().unwrap(), || {})
             .await
             .unwrap();
         drop(crashed);
@@ -414,6 +426,33 @@ fn the_next_run_removes_the_virtual_addresses_of_one_that_crashed() {
         RouteTable::default().audit(&router, false).await.unwrap();
 
         assert!(!lab.ip(0, "addr").contains("10.66.0.5"));
+    }));
+}
+
+#[test]
+fn the_ledger_replaces_the_mark_where_the_kernel_keeps_none() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    lab.ip(0, "addr add 10.66.0.5/32 dev up0");
+    lab.ip(0, "addr add 10.66.0.6/32 dev up0");
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let written = "10.66.0.5".parse().unwrap();
+        routes.take_for_ours([written].into());
+
+        let found = routes.audit(&router, false).await.unwrap();
+
+        assert_eq!(found[0].object, Object::Address(written));
+        assert!(!lab.ip(0, "addr").contains("10.66.0.5"));
+        assert!(
+            lab.ip(0, "addr").contains("10.66.0.6"),
+            "nobody wrote that down"
+        );
+        lab.ip(0, "addr add 10.66.0.5/32 dev up0");
+        assert!(routes.audit(&router, false).await.unwrap().is_empty());
     }));
 }
 

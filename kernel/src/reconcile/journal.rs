@@ -32,6 +32,8 @@ pub(crate) enum Record {
     Policy(PolicyKey, u32),
     /// The hash thresholds of policies that were in force before we set ours.
     Thresholds(Thresholds),
+    /// A virtual address, on whichever interface.
+    Address(IpAddr),
 }
 
 /// From which lengths of prefixes on the kernel finds policies by hash.
@@ -219,6 +221,7 @@ impl Journal {
 fn encode(record: &Record) -> String {
     match record {
         Record::Sa(id) => format!("sa {} {:08x}", id.dst, id.spi),
+        Record::Address(addr) => format!("address {addr}"),
         Record::Thresholds(old) => {
             let version = if old.v6 { 6 } else { 4 };
             format!("hthresh{version} {} {}", old.local, old.remote)
@@ -258,6 +261,7 @@ fn decode(line: &str) -> Option<Record> {
             let spi = u32::from_str_radix(spi, 16).ok()?;
             Record::Sa(SaId { spi, dst })
         }
+        "address" => Record::Address(next(&mut words)?),
         kind @ ("hthresh4" | "hthresh6") => Record::Thresholds(Thresholds {
             v6: kind == "hthresh6",
             local: next(&mut words)?,
@@ -443,7 +447,8 @@ mod tests {
         let sa = (any::<u32>(), addr()).prop_map(|(spi, dst)| Record::Sa(SaId { spi, dst }));
         let thresholds = any::<(bool, u8, u8)>()
             .prop_map(|(v6, local, remote)| Record::Thresholds(Thresholds { v6, local, remote }));
-        prop_oneof![sa, policy, thresholds]
+        let address = addr().prop_map(Record::Address);
+        prop_oneof![sa, policy, thresholds, address]
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Virtual addresses (RFC 7296 section 3.15), counted by their users.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::netlink::NetlinkError;
@@ -11,6 +11,8 @@ use crate::route::{LocalAddress, Router};
 #[derive(Debug, Default)]
 pub(super) struct VirtualAddresses {
     table: BTreeMap<IpAddr, Virtual>,
+    /// Added by an earlier run.
+    left: BTreeSet<IpAddr>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +28,7 @@ impl VirtualAddresses {
         router: &Router,
         addr: IpAddr,
         local: IpAddr,
+        record: impl FnOnce(),
     ) -> Result<(), NetlinkError> {
         if let Some(known) = self.table.get_mut(&addr) {
             known.users += 1;
@@ -33,7 +36,7 @@ impl VirtualAddresses {
         }
         let present = router.local_addresses().await?;
         let interface = match present.iter().find(|there| there.addr == addr) {
-            Some(there) if !there.ours => None,
+            Some(there) if !self.is_ours(there) => None,
             // Left by an earlier run. It may be on another interface than today's.
             Some(there) => {
                 router.remove_address(addr, there.interface).await?;
@@ -42,6 +45,7 @@ impl VirtualAddresses {
             None => Some(interface_of(&present, local)?),
         };
         if let Some(interface) = interface {
+            record();
             match router.add_address(addr, interface).await {
                 // Kernels before 5.18 do not keep our mark: it was there, whoever's it is.
                 Err(error) if error.errno() == Some(libc::EEXIST) => {}
@@ -78,6 +82,23 @@ impl VirtualAddresses {
         }
     }
 
+    pub(super) fn has(&self, addr: IpAddr) -> bool {
+        self.table.contains_key(&addr)
+    }
+
+    pub(super) fn take_for_ours(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.left.extend(addresses);
+    }
+
+    /// Audited: what an earlier run left is gone, and may come back by other hands.
+    pub(super) fn nothing_left(&mut self) {
+        self.left.clear();
+    }
+
+    fn is_ours(&self, there: &LocalAddress) -> bool {
+        there.ours || self.left.contains(&there.addr)
+    }
+
     pub(super) async fn clear(&mut self, router: &Router) {
         for (addr, known) in std::mem::take(&mut self.table) {
             if let Some(interface) = known.interface
@@ -97,11 +118,11 @@ impl VirtualAddresses {
             .collect()
     }
 
-    /// Addresses with our mark that nobody uses, with their interfaces.
+    /// Addresses of ours that nobody uses, with their interfaces.
     pub(super) fn unwanted(&self, present: &[LocalAddress]) -> Vec<(IpAddr, u32)> {
         present
             .iter()
-            .filter(|there| there.ours && !self.table.contains_key(&there.addr))
+            .filter(|there| self.is_ours(there) && !self.table.contains_key(&there.addr))
             .map(|there| (there.addr, there.interface))
             .collect()
     }

@@ -69,7 +69,7 @@ impl RouteTable {
 
     /// Whether addresses were changed.
     async fn audit_addresses(
-        &self,
+        &mut self,
         router: &Router,
         world: &mut World,
         findings: &mut Vec<Finding>,
@@ -78,7 +78,7 @@ impl RouteTable {
         let present = world.addresses(router).await?;
         let missing = self.addresses.missing(present);
         let unwanted = self.addresses.unwanted(present);
-        let changed = !dry_run && !(missing.is_empty() && unwanted.is_empty());
+        let differ = !missing.is_empty() || !unwanted.is_empty();
         for (addr, interface) in missing {
             let remedy = if dry_run {
                 Remedy::None
@@ -112,7 +112,10 @@ impl RouteTable {
                 remedy,
             ));
         }
-        Ok(changed)
+        if !dry_run {
+            self.addresses.nothing_left();
+        }
+        Ok(differ && !dry_run)
     }
 
     async fn audit_rule(

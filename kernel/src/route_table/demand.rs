@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Which routes a set of policies needs, and what they are on this host at this moment.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_packet_route::AddressFamily;
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{Mode, PolicyAction, PolicySet};
 
 use crate::netlink::NetlinkError;
-use crate::route::{Candidate, LocalAddress, Lookup, NextHop, Router, TunnelRoute, next_hop_among};
+use crate::route::{
+    Candidate, LocalAddress, Lookup, NextHop, Router, TunnelRoute, family, next_hop_among,
+};
 use crate::xfrm::covering_prefix;
 
 /// A destination network: its address and the length of its prefix.
@@ -158,16 +160,10 @@ impl World {
             Lookup::Unreachable => None,
             Lookup::Hidden => {
                 self.addresses(router).await?;
-                let ipv4 = peer.is_ipv4();
-                if !self.routes.contains_key(&ipv4) {
-                    let family = if ipv4 {
-                        AddressFamily::Inet
-                    } else {
-                        AddressFamily::Inet6
-                    };
-                    self.routes.insert(ipv4, router.routes(family).await?);
-                }
-                let routes = self.routes.get(&ipv4).map_or(&[][..], Vec::as_slice);
+                let routes = match self.routes.entry(peer.is_ipv4()) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(unknown) => unknown.insert(router.routes(family(peer)).await?),
+                };
                 let addresses = self.addresses.as_deref().unwrap_or_default();
                 next_hop_among(routes, addresses, peer)
             }

@@ -118,7 +118,10 @@ impl System {
         addr: IpAddr,
         local: IpAddr,
     ) -> Result<(), NetlinkError> {
-        self.routes.add_address(&self.router, addr, local).await
+        // The mark of the address has to do: this plane keeps no ledger.
+        self.routes
+            .add_address(&self.router, addr, local, || {})
+            .await
     }
 
     pub(super) async fn remove_address(&mut self, addr: IpAddr) -> Result<(), NetlinkError> {

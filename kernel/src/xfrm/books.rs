@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use swanherd_ipsec::plane::PolicyAction;
@@ -69,6 +70,22 @@ impl Books {
             true
         });
         changes
+    }
+
+    /// Virtual addresses that may be there from us.
+    pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
+        let addresses = self.journal.entries().iter().map(|record| match record {
+            Record::Address(addr) => Some(*addr),
+            Record::Sa(_) | Record::Policy(..) | Record::Thresholds(_) => None,
+        });
+        addresses.flatten().collect()
+    }
+
+    /// Strikes out all virtual addresses, when none is there any more.
+    pub(super) fn strike_out_addresses(&mut self) {
+        for addr in self.addresses() {
+            self.strike_out(&Record::Address(addr));
+        }
     }
 
     /// Strikes out policies that are no longer in force after `changes` were made.

@@ -15,7 +15,7 @@ use super::policies::PendingPolicies;
 use super::states::PendingSa;
 use super::{XfrmPlane, plane_error};
 use crate::netlink::{NetlinkError, Request};
-use crate::reconcile::{Change, Claims, PolicyKey};
+use crate::reconcile::{Change, Claims, PolicyKey, Record};
 use crate::route_table::RouteTable;
 
 /// Requests that are collected before they are sent. The books run ahead of the kernel by so much.
@@ -159,13 +159,19 @@ impl XfrmPlane {
                 self.plan_policy_removal(id)
             }
             Op::AddAddress { addr, local } => {
-                let added = routes.add_address(&self.shared.router, addr, local).await;
+                let record = || self.shared.books().record(Record::Address(addr));
+                let added = routes
+                    .add_address(&self.shared.router, addr, local, record)
+                    .await;
                 let op = format_args!("add virtual address {addr}");
                 let refused = |error| plane_error(op, error);
                 Planned::answered(added.map(|()| Outcome::Done).map_err(refused))
             }
             Op::RemoveAddress(addr) => {
                 let removed = routes.remove_address(&self.shared.router, addr).await;
+                if removed.is_ok() && !routes.has_address(addr) {
+                    self.shared.books().strike_out(&Record::Address(addr));
+                }
                 let op = format_args!("remove virtual address {addr}");
                 let refused = |error| plane_error(op, error);
                 Planned::answered(removed.map(|()| Outcome::Done).map_err(refused))

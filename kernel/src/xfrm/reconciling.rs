@@ -125,7 +125,7 @@ impl XfrmPlane {
                     // What is wanted under the same key has taken its place.
                     wanted != Some(*reqid) && (wanted.is_some() || !there)
                 }
-                Record::Thresholds(_) => false,
+                Record::Thresholds(_) | Record::Address(_) => false,
             })
             .copied()
             .collect();
