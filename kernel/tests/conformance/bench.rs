@@ -97,6 +97,12 @@ impl<B: Bed> Host<B> {
         self.done(Op::RemoveSa(id)).await;
     }
 
+    /// Puts an SA in the place of one with the same name.
+    pub(crate) async fn reinstall(&self, entry: SaEntry) {
+        self.remove(entry.id()).await;
+        self.install(entry).await;
+    }
+
     pub(crate) async fn install_set(&self, set: PolicySet) {
         self.done(Op::InstallPolicies(Box::new(set))).await;
     }
@@ -123,19 +129,29 @@ impl<B: Bed> Host<B> {
         }
     }
 
+    /// The next event but for those of the host's network, which the tests themselves change.
     pub(crate) async fn event(&mut self) -> PlaneEvent {
-        tokio::time::timeout(PATIENCE, self.events.recv())
+        let next = async {
+            loop {
+                match self.events.recv().await.expect("the plane is alive") {
+                    PlaneEvent::NetworkChanged => {}
+                    event => return event,
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, next)
             .await
             .expect("an event in time")
-            .expect("the plane is alive")
     }
 
-    /// The events of a quiet while.
+    /// The events of a while, but for those of the host's network.
     pub(crate) async fn events_of(&mut self, while_: Duration) -> Vec<PlaneEvent> {
         let mut events = Vec::new();
         let end = tokio::time::Instant::now() + while_;
         while let Ok(Some(event)) = tokio::time::timeout_at(end, self.events.recv()).await {
-            events.push(event);
+            if event != PlaneEvent::NetworkChanged {
+                events.push(event);
+            }
         }
         events
     }

@@ -39,13 +39,16 @@ async fn bench_with<B: Bed>(entry: SaEntry) -> Bench<B> {
 }
 
 pub(crate) async fn a_window_lets_late_packets_pass_once<B: Bed>() {
+    let bench = Bench::<B>::connected().await;
+    let socket = bench.listen(7000).await;
     for size in [1u64, 32, 64, 128, 4096] {
-        let bench = bench_with::<B>(SaEntry {
-            replay_window: size as u32,
-            ..sa_in()
-        })
-        .await;
-        let socket = bench.listen(7000).await;
+        bench
+            .host
+            .reinstall(SaEntry {
+                replay_window: size as u32,
+                ..sa_in()
+            })
+            .await;
         let top = 10_000;
 
         // Within the window the oldest passes, once; the one before does not; nor does zero.
@@ -321,21 +324,24 @@ pub(crate) async fn packets_of_a_new_address_are_reported_once<B: Bed>() {
 }
 
 pub(crate) async fn traffic_classes_come_in_as_the_sa_says<B: Bed>() {
-    for (copy_ecn, copy_dscp_in) in [(true, false), (false, true), (true, true), (false, false)] {
-        let bench = bench_with::<B>(SaEntry {
-            copy_ecn,
-            copy_dscp_in,
-            ..sa_in()
+    let bench = Bench::<B>::connected().await;
+    // Sees the IP header.
+    let raw = bench
+        .lab
+        .within(0, async {
+            Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP)).unwrap()
         })
         .await;
-        // Sees the IP header.
-        let raw = bench
-            .lab
-            .within(0, async {
-                Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP)).unwrap()
+    raw.set_nonblocking(true).unwrap();
+    for (copy_ecn, copy_dscp_in) in [(true, false), (false, true), (true, true), (false, false)] {
+        bench
+            .host
+            .reinstall(SaEntry {
+                copy_ecn,
+                copy_dscp_in,
+                ..sa_in()
             })
             .await;
-        raw.set_nonblocking(true).unwrap();
         let mut seq = 0;
         for outer_tos in [0u32, 0xb8, 0xb9, 0xbb, 0x03] {
             for inner_tos in [0u8, 0x28, 0x29, 0x2a, 0x2b] {

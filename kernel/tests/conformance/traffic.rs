@@ -10,7 +10,7 @@ use swanherd_ipsec::plane::{Op, SaEntry, SaId, SaKeys};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 
 use super::bench::{
-    Bed, Bench, Host, PATIENCE, PORT, bind, child, child_of, inner, lab, receive, sa, sa_in, sa_out,
+    Bed, Bench, Host, PATIENCE, PORT, bind, child_of, inner, lab, receive, sa, sa_out,
 };
 use super::packet::HEADERS;
 use crate::common::{INNER, Lab};
@@ -234,19 +234,17 @@ pub(crate) async fn the_first_packets_after_a_set_up_pass<B: Bed>() {
 }
 
 pub(crate) async fn traffic_classes_go_out_as_the_sa_says<B: Bed>() {
+    let bench = Bench::<B>::connected().await;
+    let socket = bench.listen(5000).await;
     for (copy_ecn, copy_dscp_out) in [(true, true), (false, true), (true, false), (false, false)] {
-        let bench = Bench::<B>::start().await;
-        bench.host.install(sa_in()).await;
         bench
             .host
-            .install(SaEntry {
+            .reinstall(SaEntry {
                 copy_ecn,
                 copy_dscp_out,
                 ..sa_out()
             })
             .await;
-        bench.host.install_set(child(1)).await;
-        let socket = bench.listen(5000).await;
         for tos in [0, 0xb8, 0xb9, 0xba, 0xbb] {
             SockRef::from(&socket).set_tos_v4(tos).unwrap();
             socket.send_to(b"class", (INNER[1], 7000)).unwrap();
