@@ -63,7 +63,7 @@ pub(super) async fn begin(shared: &Shared) {
         let books = shared.books();
         let thresholds = |record: &Record| match record {
             Record::Thresholds(old) => Some(*old),
-            Record::Sa(_) | Record::Policy(..) | Record::Address(_) => None,
+            _ => None,
         };
         books
             .journal
