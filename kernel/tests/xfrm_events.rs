@@ -180,6 +180,65 @@ fn a_storm_of_changes_by_others_ends_with_our_policies_in_place() {
 }
 
 #[test]
+fn lost_events_are_made_up_for_by_comparing() {
+    /// More than the socket's buffer holds.
+    const CHANGES: usize = 20_000;
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    let folder = tempfile::tempdir().unwrap();
+    let batch = folder.path().join("batch");
+    let mut text = String::new();
+    for change in 0..CHANGES / 2 {
+        let network = format!("172.{}.{}.0/24", 16 + change / 250, change % 250);
+        writeln!(
+            text,
+            "xfrm policy add dir out src 10.7.0.0/24 dst {network}"
+        )
+        .unwrap();
+        writeln!(
+            text,
+            "xfrm policy delete dir out src 10.7.0.0/24 dst {network}"
+        )
+        .unwrap();
+    }
+    writeln!(
+        text,
+        "xfrm policy delete dir out src 10.1.0.0/24 dst 10.2.0.0/24"
+    )
+    .unwrap();
+    std::fs::write(&batch, text).unwrap();
+    block_on(lab.within(0, async {
+        let (plane, _events) = plane(64).await;
+        install(&plane, trap(1, "10.2.0.0", 24)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+
+        // The plane runs on this thread, so that nobody reads meanwhile.
+        assert!(lab.exec(0, &format!("ip -batch {}", batch.display())));
+        assert_eq!(lab.xfrm_entries(0).1, 2);
+
+        until("our policy", || lab.xfrm_entries(0).1 == 3).await;
+        assert!(plane.event_counts().overruns >= 1);
+        let begun = Instant::now();
+        let cpu = cpu_time();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let spent = cpu_time() - cpu;
+        assert!(spent < begun.elapsed() / 2, "it spins: {spent:?}");
+        plane.shutdown().await;
+    }));
+}
+
+/// Of this thread, on which the plane runs.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap(),
+    )
+}
+
+#[test]
 fn a_thousand_flows_into_one_trap_are_one_acquire() {
     if !may_use_namespaces() {
         return;
