@@ -233,7 +233,7 @@ impl Node {
                 .as_mut()
                 .is_none_or(|c| !matches!(c.try_wait(), Ok(None)));
             assert!(
-                !ended && begun.elapsed() < Duration::from_secs(20),
+                !ended && begun.elapsed() < patience(20),
                 "{} does not answer over VICI\n{}",
                 self.namespace.name(),
                 self.log()
@@ -248,7 +248,7 @@ impl Node {
     /// When it has not ended after 20 s.
     pub fn stop(&mut self) {
         assert!(
-            self.signal_and_wait(Signal::TERM, Duration::from_secs(20)),
+            self.signal_and_wait(Signal::TERM, patience(20)),
             "{} goes on after SIGTERM\n{}",
             self.namespace.name(),
             self.log()
@@ -389,7 +389,7 @@ impl Node {
         let begun = Instant::now();
         while !holds(self) {
             assert!(
-                begun.elapsed() < Duration::from_secs(seconds),
+                begun.elapsed() < patience(seconds),
                 "{}: not within {seconds} s: {what}\n{:?}\n{}",
                 self.namespace.name(),
                 self.vici().list_sas(),
@@ -405,6 +405,12 @@ impl Drop for Node {
         let limit = Duration::from_secs(if std::thread::panicking() { 1 } else { 5 });
         self.signal_and_wait(Signal::TERM, limit);
     }
+}
+
+/// A limit of time, which is longer where programs are emulated.
+fn patience(seconds: u64) -> Duration {
+    let emulated = std::env::var_os("SWANHERD_LAB").is_some_and(|lab| lab == "vm");
+    Duration::from_secs(if emulated { 3 * seconds } else { seconds })
 }
 
 pub(crate) fn tail(path: &Path) -> String {

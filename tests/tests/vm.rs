@@ -229,6 +229,9 @@ fn transport_mode_protects_what_tunnel_devices_send() {
             namespace.ip(&format!(
                 "link add t{index} type {kind} local 192.0.2.{own} remote 192.0.2.{other} ttl 64"
             ));
+            // IPv6 would speak through it by itself, and be counted.
+            let switch = format!("echo 1 >/proc/sys/net/ipv6/conf/t{index}/disable_ipv6");
+            let _ = namespace.run("sh", ["-c", &switch]).expect_ok();
             namespace.ip(&format!("addr add 10.9.{index}.{own}/30 dev t{index}"));
             namespace.ip(&format!("link set t{index} up"));
         }
