@@ -17,7 +17,19 @@
 //! in front of them fill and drop.
 //!
 //! Octets are counted as the kernel's XFRM counts them in tunnel mode: the inner IP packet, per
-//! ESP packet.
+//! ESP packet. The conformance tests ask the same of both planes. What differs:
+//!
+//! - The device's MTU decides on the size of packets, so a datagram larger than that is cut before
+//!   it is sealed; the kernel seals it whole and cuts the ESP packet. The outer header never forbids
+//!   fragmentation, whatever the SA says: this process could not tell the sender what a router on
+//!   the path says, while the device's MTU already tells it what fits most paths.
+//! - Ranges that are no prefix, and ports that are no power of two, are compared as they are; the
+//!   kernel compares what covers them.
+//! - Packets that arrive in clear by another interface do not pass here, so that nobody asks
+//!   whether they should have been protected. Strict reverse path filtering (`rp_filter`) stops
+//!   them, as does a firewall.
+//! - Transport mode, BEET, marks, XFRM interfaces and ESP without UDP need the kernel's plane;
+//!   [`DataPlane::capabilities`] says so before anything is negotiated.
 
 mod checksum;
 mod clear;
