@@ -25,6 +25,13 @@ pub(super) enum Waiter {
         ike: IkeSaId,
         child: Option<ChildSaId>,
     },
+    /// For a trap or shunt to be installed.
+    Trap {
+        connection: String,
+        child: String,
+        /// It goes again if it cannot be installed.
+        made: bool,
+    },
 }
 
 impl Endpoint {
@@ -39,9 +46,9 @@ impl Endpoint {
             Command::Terminate { selector, force } => {
                 self.terminate_command(now, id, &selector, force)
             }
-            Command::Install { connection, child } => self
-                .install_command(now, connection.as_deref(), &child)
-                .map(|()| Progress::Done),
+            Command::Install { connection, child } => {
+                self.install_command(now, id, connection.as_deref(), child)
+            }
             Command::Uninstall { connection, child } => self
                 .uninstall_command(connection.as_deref(), &child)
                 .map(|()| Progress::Done),
@@ -126,21 +133,54 @@ impl Endpoint {
     fn install_command(
         &mut self,
         now: Now,
+        id: CommandId,
         connection: Option<&str>,
-        child: &str,
-    ) -> Result<(), String> {
-        let conn = self.find_config(connection, Some(child))?;
+        child: String,
+    ) -> Result<Progress, String> {
+        let conn = self.find_config(connection, Some(&child))?;
         let index = conn.children.iter().position(|c| c.name == child);
         let Some(index) = index else {
             return Err("configuration name not found".to_owned());
         };
-        self.install_trap(now, &conn, index);
-        // One that waits for the addresses of a name is on its way.
-        if let Some(why) = self.trap_is_stuck(&conn.name, child) {
-            self.remove_trap(&conn.name, child);
-            return Err(format!("installing policy '{child}' failed: {why}"));
+        let made = self.install_trap(now, &conn, index);
+        let connection = conn.name.clone();
+        self.waiters.insert(
+            id,
+            Waiter::Trap {
+                connection,
+                child,
+                made,
+            },
+        );
+        Ok(Progress::Waiting)
+    }
+
+    /// Ends the commands that wait for traps of which is known now how they fared.
+    pub(super) fn check_traps(&mut self) {
+        let ended: Vec<_> = self
+            .waiters
+            .iter()
+            .filter_map(|(id, waiter)| match waiter {
+                Waiter::Trap {
+                    connection,
+                    child,
+                    made,
+                } => {
+                    let outcome = self.trap_outcome(connection, child)?;
+                    Some((*id, connection.clone(), child.clone(), *made, outcome))
+                }
+                Waiter::Up { .. } | Waiter::Down { .. } => None,
+            })
+            .collect();
+        for (id, connection, child, made, outcome) in ended {
+            let result = outcome.map_err(|why| {
+                if made {
+                    self.remove_trap(&connection, &child);
+                }
+                format!("installing policy '{child}' failed: {why}")
+            });
+            self.done(id, result);
         }
-        Ok(())
     }
 
     fn uninstall_command(&mut self, connection: Option<&str>, child: &str) -> Result<(), String> {
@@ -346,7 +386,7 @@ impl Endpoint {
                     (None, None) => *wanted_ike == ike,
                     _ => false,
                 },
-                Waiter::Down { .. } => false,
+                Waiter::Down { .. } | Waiter::Trap { .. } => false,
             })
             .map(|(id, _)| *id)
             .collect();
@@ -421,7 +461,7 @@ impl Endpoint {
                         .is_none_or(|child| child.remove_at.is_some())
                 }),
                 Waiter::Down { ike, child: None } => !self.sas.contains_key(ike),
-                Waiter::Up { .. } => false,
+                Waiter::Up { .. } | Waiter::Trap { .. } => false,
             })
             .map(|(id, _)| *id)
             .collect();

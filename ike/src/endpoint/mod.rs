@@ -201,6 +201,11 @@ impl Endpoint {
 
     /// The data plane has answered [`Action::Plane`].
     pub fn handle_plane(&mut self, now: Now, token: Token, answer: PlaneAnswer) {
+        if self.traps.awaits(token) {
+            self.trap_answer_plane(now, token, answer);
+            self.settle(now);
+            return;
+        }
         let Some(pending) = self.env.pending.remove(&token) else {
             return;
         };
@@ -371,6 +376,7 @@ impl Endpoint {
             if self.env.requests.is_empty() && self.touched.is_empty() {
                 if !self.waiters.is_empty() {
                     self.check_down();
+                    self.check_traps();
                 }
                 return;
             }

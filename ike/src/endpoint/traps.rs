@@ -12,7 +12,9 @@ use swanherd_config::model::{Child, ChildMode, Connection, HostSpec};
 use swanherd_ipsec::plane::{Mode, Op, PolicyAction, PolicySet};
 
 use super::Endpoint;
-use crate::api::{Action, ConnectionRef, LogGroup, Now, Token};
+use crate::api::{
+    Action, ConnectionRef, Counter, Event, FailureReason, LogGroup, Now, PlaneAnswer, Token,
+};
 use crate::sa::narrow::unspecified;
 use crate::sa::policies::Group;
 use crate::sa::{mode, narrow, unique};
@@ -42,7 +44,10 @@ struct Trap {
     remote: Option<IpAddr>,
     /// What is found out now.
     job: Option<Token>,
+    /// What was last handed to the data plane.
     installed: Option<PolicySet>,
+    /// The operation that does so, while it is not answered.
+    op: Option<Token>,
     /// Why it is not installed.
     problem: Option<String>,
 }
@@ -90,13 +95,14 @@ pub(super) fn is_wildcard(conn: &Connection) -> bool {
 
 impl Endpoint {
     /// Installs the trap or shunt of a child, as soon as its addresses are known.
-    pub(super) fn install_trap(&mut self, now: Now, conn: &ConnectionRef, index: usize) {
+    /// False if it is wanted already.
+    pub(super) fn install_trap(&mut self, now: Now, conn: &ConnectionRef, index: usize) -> bool {
         let Some(child) = conn.children.get(index) else {
-            return;
+            return false;
         };
         let name = (conn.name.clone(), child.name.clone());
         if self.traps.wanted.contains_key(&name) {
-            return;
+            return false;
         }
         let trap = Trap {
             conn: conn.clone(),
@@ -104,19 +110,64 @@ impl Endpoint {
             remote: None,
             job: None,
             installed: None,
+            op: None,
             problem: None,
         };
         self.traps.wanted.insert(name.clone(), trap);
         self.place_trap(&name);
         self.arm_traps(now);
+        true
     }
 
-    /// Why a trap is not installed, if nothing that could help is under way.
-    pub(super) fn trap_is_stuck(&self, connection: &str, child: &str) -> Option<String> {
+    /// How the installation of a trap ended, if it has.
+    pub(super) fn trap_outcome(&self, connection: &str, child: &str) -> Option<Result<(), String>> {
         let name = (connection.to_owned(), child.to_owned());
-        let trap = self.traps.wanted.get(&name)?;
-        let stuck = trap.job.is_none() && trap.installed.is_none();
-        trap.problem.clone().filter(|_| stuck)
+        let Some(trap) = self.traps.wanted.get(&name) else {
+            return Some(Err("it was removed".to_owned()));
+        };
+        if trap.job.is_some() || trap.op.is_some() {
+            return None;
+        }
+        if trap.installed.is_some() {
+            return Some(Ok(()));
+        }
+        trap.problem.clone().map(Err)
+    }
+
+    /// The data plane has the policies of a trap or shunt, or not.
+    pub(super) fn trap_answer_plane(&mut self, now: Now, token: Token, answer: PlaneAnswer) {
+        let Some(name) = self.traps.jobs.remove(&token) else {
+            return;
+        };
+        let Some(trap) = self.traps.wanted.get_mut(&name) else {
+            return;
+        };
+        if trap.op != Some(token) {
+            return;
+        }
+        trap.op = None;
+        let Err(error) = answer else {
+            trap.problem = None;
+            if trap.child().is_some_and(|child| !is_negotiated(child)) {
+                self.traps.homeless.remove(&name);
+            }
+            return;
+        };
+        trap.installed = None;
+        let text = error.to_string();
+        let told = trap.problem.as_ref() == Some(&text);
+        self.trap_fails(&name, &text);
+        if !told {
+            let reason = FailureReason::DataPlane;
+            self.env
+                .count(Some(name.0.clone()), Counter::Failure(reason));
+            self.env.event(Event::Failure {
+                connection: Some(name.0),
+                reason,
+                text,
+            });
+        }
+        self.arm_traps(now);
     }
 
     /// Installs a trap or shunt, or finds out what is missing for it.
@@ -331,6 +382,11 @@ impl Endpoint {
             return;
         }
         entry.installed = Some(set.clone());
+        let token = self.env.new_token();
+        if let Some(old) = entry.op.replace(token) {
+            self.traps.jobs.remove(&old);
+        }
+        self.traps.jobs.insert(token, name.clone());
         let line = format!(
             "{} policies for {}/{}: {} === {}",
             if trap { "trap" } else { "shunt" },
@@ -340,7 +396,8 @@ impl Endpoint {
             narrow::describe(&set.remote)
         );
         self.env.log(LogGroup::Cfg, 1, line);
-        self.env.plane_forget(Op::InstallPolicies(Box::new(set)));
+        let op = Op::InstallPolicies(Box::new(set));
+        self.env.actions.push_back(Action::Plane(token, op));
     }
 
     /// Interface ids of a connection for its traps: what is drawn once stays.
@@ -403,8 +460,8 @@ impl Endpoint {
         let Some(trap) = self.traps.wanted.remove(&name) else {
             return false;
         };
-        if let Some(job) = trap.job {
-            self.traps.jobs.remove(&job);
+        for token in [trap.job, trap.op].into_iter().flatten() {
+            self.traps.jobs.remove(&token);
         }
         self.traps.homeless.remove(&name);
         let op = self.env.policies.untrap(connection, child);

@@ -10,6 +10,7 @@ use swanherd_ipsec::plane::{Mode, PlaneEvent, PolicyAction, PolicySet};
 
 use crate::config::{child, network, pair, psk};
 use crate::handshake::ready;
+use crate::plane::OpKind;
 use crate::world::{ALICE, BOB, World};
 
 const TRAP: Action = Action {
@@ -443,6 +444,41 @@ fn a_child_that_waits_for_a_way_to_its_peer_takes_the_first_there_is() {
     assert!(world.elapsed() - before < Duration::from_secs(2));
     world.run_for(Duration::from_secs(2));
     world.assert_in_sync(1);
+}
+
+#[test]
+fn a_trap_that_the_data_plane_refuses_is_reported_and_tried_again() {
+    let mut world = World::new(84);
+    world.hosts[ALICE].plane.failing = vec![(OpKind::InstallPolicies, 2)];
+    ready(&mut world, trapping());
+    world.run_for(Duration::from_secs(1));
+    assert!(world.host(ALICE).plane.policies.is_empty());
+    let told = |world: &World| {
+        let is = |event: &Event| {
+            matches!(event, Event::Failure { connection: Some(name), text, .. }
+                if name == "to-bob" && text.contains("made to fail"))
+        };
+        let events = &world.host(ALICE).events;
+        events.iter().filter(|(_, event)| is(event)).count()
+    };
+    assert_eq!(told(&world), 1);
+    world.run_for(Duration::from_secs(150));
+    trap(&world, "net");
+    assert_eq!(told(&world), 1);
+
+    // An operator learns at once.
+    let mut world = trapped(85, pair());
+    world.hosts[ALICE].plane.failing = vec![(OpKind::InstallPolicies, 1)];
+    let install = || Command::Install {
+        connection: None,
+        child: "net".to_owned(),
+    };
+    let command = world.command(ALICE, install());
+    let text = world.finish(ALICE, command).unwrap_err();
+    assert!(text.contains("made to fail"), "{text}");
+    let command = world.command(ALICE, install());
+    assert_eq!(world.finish(ALICE, command), Ok(()));
+    trap(&world, "net");
 }
 
 #[test]
