@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `status`, `up` and `down`: the daemon's own VICI client. They work against charon too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -443,15 +443,17 @@ fn print_table(report: &Report) {
                 .map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s")),
         ));
     }
+    // Both are the connection's, which may have many children.
+    let mut told = BTreeSet::new();
     for t in &report.tunnels {
-        let name = format!("{}/{}", t.connection, t.child);
-        if !t.virtual_addresses.is_empty() {
-            put(&format!(
-                "{name}: virtual address {}\n",
-                t.virtual_addresses.join(", ")
-            ));
+        let name = &t.connection;
+        let addresses = t.virtual_addresses.join(", ");
+        if !addresses.is_empty() && told.insert((name, addresses.clone())) {
+            put(&format!("{name}: virtual address {addresses}\n"));
         }
-        if let Some(error) = &t.last_error {
+        if let Some(error) = &t.last_error
+            && told.insert((name, error.text.clone()))
+        {
             put(&format!("{name}: {} ago: {}\n", error.age(), error.text));
         }
     }

@@ -156,7 +156,6 @@ fn list_pols_with_shunts_equals_charons() {
 
     for args in [
         &["--list-pols"][..],
-        &["--list-pols", "--raw"],
         &["--list-pols", "--drop"],
         &["--list-pols", "--pass", "--child", "lan"],
     ] {
@@ -667,6 +666,8 @@ fn the_words_of_the_kernel_reach_the_operator() {
         (&left, "u0", "192.0.2.1/24"),
         (&right, "u0", "192.0.2.2/24"),
     );
+    left.ip("addr add 10.1.0.1/32 dev lo");
+    right.ip("addr add 10.2.0.1/32 dev lo");
     let mut left = Node::new(&lab, &left, Daemon::Swanherd, Plane::Kernel, "");
     let mut right = Node::new(&lab, &right, peer(), Plane::User, "");
     let definition = |own: u8, other: u8| {

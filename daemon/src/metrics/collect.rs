@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use swanherd_config::model::ChildMode;
 use swanherd_ike::api::{
-    ChildSaInfo, ChildState, Counter, DropReason, Exchange, FailureReason, IkeState,
+    AcquireFate, ChildSaInfo, ChildState, Counter, DropReason, Exchange, FailureReason, IkeState,
 };
 use swanherd_kernel::PlaneKind;
 
@@ -54,6 +54,12 @@ const DROPS: [(DropReason, &str); 6] = [
     (DropReason::CookieDemanded, "cookie_demanded"),
     (DropReason::Version, "version"),
     (DropReason::NoConfig, "no_config"),
+];
+
+const ACQUIRES: [(AcquireFate, &str); 3] = [
+    (AcquireFate::Started, "started"),
+    (AcquireFate::Coalesced, "coalesced"),
+    (AcquireFate::Ignored, "ignored"),
 ];
 
 const EXCHANGES: [(Exchange, &str); 4] = [
@@ -345,6 +351,15 @@ fn global_counters(out: &mut Exposition, snapshot: &Snapshot) {
     for (reason, name) in DROPS {
         dropped.sample(&[("reason", name)], value(Counter::Dropped(reason)));
     }
+    let mut acquires = out.family(
+        "swanherd_acquires",
+        Kind::Counter,
+        None,
+        "Packets that asked for a CHILD_SA, by what became of it.",
+    );
+    for (fate, name) in ACQUIRES {
+        acquires.sample(&[("outcome", name)], value(Counter::Acquire(fate)));
+    }
     let mut failures = out.family(
         "swanherd_failures",
         Kind::Counter,
@@ -419,6 +434,18 @@ fn connection_counters(out: &mut Exposition, snapshot: &Snapshot) {
         ] {
             let labels = [("connection", *connection), ("direction", direction)];
             retransmissions.sample(&labels, value(counters, counter));
+        }
+    }
+    let mut acquires = out.family(
+        "swanherd_connection_acquires",
+        Kind::Counter,
+        None,
+        "Packets that asked for a CHILD_SA of the connection, by what became of it.",
+    );
+    for (connection, counters) in &known {
+        for (fate, name) in ACQUIRES {
+            let labels = [("connection", *connection), ("outcome", name)];
+            acquires.sample(&labels, value(counters, Counter::Acquire(fate)));
         }
     }
     let mut timeouts = out.family(
@@ -519,6 +546,13 @@ fn data_plane(out: &mut Exposition, snapshot: &Snapshot) {
         "How often the kernel dropped events because they were read too slowly. What was lost is found by comparison.",
     )
     .sample(&[], events.overruns);
+    out.family(
+        "swanherd_plane_events_undelivered",
+        Kind::Counter,
+        None,
+        "Events of the data plane that had to wait because IKE had no room for them.",
+    )
+    .sample(&[], events.undelivered);
     out.family(
         "swanherd_plane_foreign_changes",
         Kind::Counter,

@@ -35,6 +35,9 @@ fn every_configured_child_is_there_even_if_it_is_down() {
         "swanherd_ike_half_open_sas 2",
         "swanherd_ike_messages_total{exchange=\"ike_auth\",direction=\"in\",kind=\"response\"} 5",
         "swanherd_failures_total{reason=\"timeout\"} 4",
+        "swanherd_acquires_total{outcome=\"coalesced\"} 9",
+        "swanherd_connection_acquires_total{connection=\"gw\",outcome=\"coalesced\"} 8",
+        "swanherd_connection_acquires_total{connection=\"gw\",outcome=\"started\"} 0",
         "swanherd_connection_failures_total{connection=\"gw\",reason=\"timeout\"} 3",
         "swanherd_connection_failures_total{connection=\"gw\",reason=\"peer_auth_failed\"} 0",
         "swanherd_connection_last_error_timestamp_seconds{connection=\"gw\"} 1700000000",
@@ -93,6 +96,7 @@ fn audits_and_events_of_the_data_plane_are_counted() {
         failed: 6,
     });
     snapshot.plane_events.overruns = 7;
+    snapshot.plane_events.undelivered = 11;
     snapshot.plane_events.acquires.coalesced = 8;
     snapshot.plane_events.foreign_changes = 9;
     snapshot.data_plane = "tun";
@@ -111,6 +115,7 @@ fn audits_and_events_of_the_data_plane_are_counted() {
         "swanherd_reconcile_alien{object=\"sa\"} 1",
         "swanherd_reconcile_stale{object=\"policy\"} 3",
         "swanherd_plane_event_overruns_total 7",
+        "swanherd_plane_events_undelivered_total 11",
         "swanherd_plane_acquires_total{reason=\"coalesced\"} 8",
         "swanherd_plane_foreign_changes_total 9",
         "swanherd_plane_dropped_packets_total{reason=\"no_sa\"} 10",
@@ -309,6 +314,7 @@ fn snapshot() -> Snapshot {
         ..Totals::default()
     };
     let timeout = Counter::Failure(FailureReason::Timeout);
+    let coalesced = Counter::Acquire(swanherd_ike::api::AcquireFate::Coalesced);
     let auth = Counter::Message {
         exchange: Exchange::IkeAuth,
         inbound: true,
@@ -325,8 +331,14 @@ fn snapshot() -> Snapshot {
             (("gone".to_owned(), "old".to_owned()), of(3, 0)),
         ])),
         counters: Arc::new(BTreeMap::from([
-            (String::new(), BTreeMap::from([(timeout, 4), (auth, 5)])),
-            ("gw".to_owned(), BTreeMap::from([(timeout, 3)])),
+            (
+                String::new(),
+                BTreeMap::from([(timeout, 4), (auth, 5), (coalesced, 9)]),
+            ),
+            (
+                "gw".to_owned(),
+                BTreeMap::from([(timeout, 3), (coalesced, 8)]),
+            ),
         ])),
         last_errors: Arc::new(BTreeMap::from([(
             "gw".to_owned(),

@@ -14,6 +14,8 @@ use crate::audits::Report;
 use crate::control::{Control, Request, Snapshot};
 use crate::installed::{finding, installed_policy};
 
+/// So few that their names, however long, do not meet the limit of a frame.
+const POLICIES_PER_EVENT: usize = 64;
 const SHUTTING_DOWN: &str = "the daemon is shutting down";
 
 /// `list-policies`: traps and shunts in force.
@@ -93,10 +95,12 @@ pub(super) async fn list_installed(control: &Control, emitter: &Emitter) -> Mess
         Ok(Err(text)) => return failure(text),
         Err(_) => return failure(SHUTTING_DOWN),
     };
-    // One an event, so that no number of them meets the limit of a frame.
-    for (number, policy) in policies.iter().enumerate() {
-        let section = to_message(&installed_policy(policy));
-        let event = Message::new().with_section(number.to_string(), section);
+    for (number, chunk) in policies.chunks(POLICIES_PER_EVENT).enumerate() {
+        let mut event = Message::new();
+        for (place, policy) in chunk.iter().enumerate() {
+            let number = number * POLICIES_PER_EVENT + place;
+            event.push_section(number.to_string(), to_message(&installed_policy(policy)));
+        }
         emitter.emit("list-installed-policy", event).await;
     }
     Message::new()
