@@ -593,3 +593,43 @@ fn routes_are_those_that_charon_makes() {
         assert!(table(&lab, "-4").is_empty() && table(&lab, "-6").is_empty());
     }));
 }
+
+#[test]
+fn two_thousand_tunnels_are_installed_audited_and_removed_in_linear_time() {
+    const TUNNELS: u32 = 2000;
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    block_on(lab.within(0, async {
+        let router = Router::open().unwrap();
+        let mut routes = RouteTable::default();
+        let set = |id: u32| {
+            let peer = format!("198.51.{}.{}", 100 + id % 4, 1 + id % 250);
+            let network = format!("10.{}.{}.0/24", 100 + id / 250, id % 250);
+            tunnel(id, &peer, &["10.1.0.0/24"], &[network.as_str()])
+        };
+        let mut halves = Vec::new();
+        let begun = std::time::Instant::now();
+        for id in 0..TUNNELS {
+            assert!(routes.install(&router, &set(id)).await.is_empty());
+            if id + 1 == TUNNELS / 2 {
+                halves.push(begun.elapsed());
+            }
+        }
+        halves.push(begun.elapsed() - halves[0]);
+        let audited = std::time::Instant::now();
+        assert!(routes.audit(&router, false).await.unwrap().is_empty());
+        let audited = audited.elapsed();
+        for id in 0..TUNNELS {
+            routes.remove(&router, id).await;
+        }
+        println!(
+            "halves of {TUNNELS}: {halves:?}; audit: {audited:?}; all: {:?}",
+            begun.elapsed()
+        );
+        assert!(table(&lab, "-4").is_empty());
+        // The second half may cost what the first did; a machine that others use makes it vary.
+        assert!(halves[1] < halves[0] * 4, "{halves:?}");
+    }));
+}

@@ -23,6 +23,8 @@ fn host() -> Lab {
     let lab = Lab::single();
     lab.ip(0, "link add up0 type veth peer name far0");
     for link in ["up0", "far0"] {
+        // Link-local addresses would come and change on their own, later.
+        lab.ip(0, &format!("link set {link} addrgenmode none"));
         lab.ip(0, &format!("link set {link} up"));
     }
     lab.ip(0, "addr add 192.0.2.1/24 dev up0");
@@ -131,9 +133,13 @@ fn routes_and_the_rule_that_others_or_the_kernel_remove_come_back() {
     block_on(lab.within(0, async {
         let (plane, mut events) = plane().await;
         assert_eq!(routes(&lab).len(), 2);
-        // Let what the set-up of the host itself causes pass by.
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        told(&mut events);
+        // What the set-up of the host itself causes passes by.
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            if told(&mut events) == 0 {
+                break;
+            }
+        }
 
         lab.ip(0, "route flush table 220");
         until("the routes", || routes(&lab).len() == 2).await;
