@@ -70,7 +70,10 @@ pub(crate) fn carries_tcp(plane: Plane) {
             .stdout(std::process::Stdio::null())
             .spawn()
             .expect("iperf3 is installed");
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        pair.right.wait_until("that iperf3 listens", 20, |n| {
+            let listening = n.namespace.run("ss", ["-Htln", "sport = :5201"]);
+            !listening.stdout.trim().is_empty()
+        });
         let client = pair.left.namespace.run(
             "timeout",
             [
