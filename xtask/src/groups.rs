@@ -480,7 +480,10 @@ impl Report {
             done
         });
         for (name, tally, ended) in done {
-            self.count(&name, tally, &ended?);
+            match ended {
+                Ok(ended) => self.count(&name, tally, &ended),
+                Err(error) => self.fail(format!("{name}: {error}")),
+            }
         }
         Ok(())
     }
