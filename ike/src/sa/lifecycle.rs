@@ -47,8 +47,10 @@ impl IkeSa {
         let Some(conn) = self.conn.clone() else {
             return;
         };
+        // At most half of the time is left to chance, or it would be rekeyed all the time.
         let mut jittered = |time: Duration| {
-            let range = u64::try_from(conn.rand_time.as_millis()).unwrap_or(u64::MAX);
+            let range = conn.rand_time.min(time / 2);
+            let range = u64::try_from(range.as_millis()).unwrap_or(u64::MAX);
             let jitter = Duration::from_millis(env.rng.below(range.saturating_add(1)));
             now.instant + time.saturating_sub(jitter).max(Duration::from_secs(1))
         };

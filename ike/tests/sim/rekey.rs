@@ -261,6 +261,21 @@ fn reauthentication_makes_the_new_before_it_breaks_the_old() {
 }
 
 #[test]
+fn a_random_part_beyond_the_lifetime_is_no_storm_of_rekeys() {
+    let mut connections = pair();
+    let conn = &mut connections.0;
+    (conn.rekey_time, conn.rand_time) = (Duration::from_secs(100), Duration::from_secs(1000));
+    let cfg = &mut conn.children[0];
+    (cfg.rekey_time, cfg.rand_time) = (Duration::from_secs(100), Duration::from_secs(1000));
+    let mut world = established_with(World::new(45), connections);
+    world.run_for(Duration::from_secs(1000));
+    let told = |event: &Event| matches!(event, Event::ChildRekey { .. } | Event::IkeRekey { .. });
+    let events = &world.host(ALICE).events;
+    let rekeys = events.iter().filter(|(_, event)| told(event)).count();
+    assert!((18..=42).contains(&rekeys), "{rekeys} rekeys");
+}
+
+#[test]
 fn reauthentication_over_a_slow_network_loses_no_packet() {
     for_seeds(50, |seed| {
         let conditions = Conditions {
