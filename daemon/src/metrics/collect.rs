@@ -462,7 +462,7 @@ fn connection_counters(out: &mut Exposition, snapshot: &Snapshot) {
 
 /// Kinds of findings that are there from the start, so that the first of each is a rise from 0 that
 /// a rate can see.
-const FINDINGS: [Finding; 8] = [
+const FINDINGS: [Finding; 13] = [
     ("sa", "missing", "renegotiated"),
     ("sa", "unwanted", "removed"),
     ("sa", "unwanted", "failed"),
@@ -470,7 +470,12 @@ const FINDINGS: [Finding; 8] = [
     ("policy", "changed", "installed"),
     ("policy", "unwanted", "removed"),
     ("policy", "unwanted", "failed"),
-    ("policy", "in_the_way", "failed"),
+    ("policy", "in_the_way", "none"),
+    ("route", "missing", "installed"),
+    ("route", "unwanted", "removed"),
+    ("rule", "missing", "installed"),
+    ("address", "missing", "installed"),
+    ("address", "unwanted", "removed"),
 ];
 
 /// What audits found in the data plane, and what it saw besides the events that IKE gets.
