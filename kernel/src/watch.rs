@@ -253,10 +253,11 @@ fn read_route(payload: &[u8]) -> Change {
     if flags & RTM_F_CLONED != 0 {
         return Change::None;
     }
-    if header[4] == TUNNEL_TABLE {
-        Change::Tunnels
-    } else {
-        Change::Host
+    match header[4] {
+        TUNNEL_TABLE => Change::Tunnels,
+        // These come and go with addresses, also with those that we add; those have notices.
+        libc::RT_TABLE_LOCAL => Change::None,
+        _ => Change::Host,
     }
 }
 
@@ -298,7 +299,9 @@ mod tests {
         let mut route = [0; 12];
         route[4] = TUNNEL_TABLE;
         assert_eq!(read_route(&route), Change::Tunnels);
-        route[4] = 254;
+        route[4] = libc::RT_TABLE_LOCAL;
+        assert_eq!(read_route(&route), Change::None);
+        route[4] = libc::RT_TABLE_MAIN;
         assert_eq!(read_route(&route), Change::Host);
         route[8..].copy_from_slice(&0x200u32.to_ne_bytes());
         assert_eq!(read_route(&route), Change::None);

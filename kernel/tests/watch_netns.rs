@@ -7,12 +7,15 @@
 mod common;
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Lab, block_on, may_use_namespaces};
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{HwOffload, Mode, Op, PlaneEvent, PolicyAction, PolicySet};
 use swanherd_kernel::DataPlane as _;
+use swanherd_kernel::tun::{DEFAULT_MARK, TunConfig, TunPlane};
+use swanherd_kernel::udp::{IkeSocket, SocketOptions};
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 use tokio::sync::mpsc;
 
@@ -221,6 +224,55 @@ fn ten_thousand_changes_make_few_events_and_end_right() {
         );
         assert!(plane.reconcile(true).await.unwrap().is_clean());
         plane.shutdown().await;
+    }));
+}
+
+#[test]
+fn the_user_planes_routes_into_its_device_come_back_too() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    lab.ip(0, "route add default via 192.0.2.254");
+    block_on(lab.within(0, async {
+        let options = SocketOptions::for_tun_plane(DEFAULT_MARK);
+        let socket = IkeSocket::bind(None, 4500, &options).unwrap();
+        let (plane, mut events, _ike) = TunPlane::start(Arc::new(socket), &TunConfig::default())
+            .await
+            .unwrap();
+        plane
+            .apply(Op::InstallPolicies(Box::new(tunnel())))
+            .await
+            .unwrap();
+        let device = format!("dev {} ", plane.device());
+        let whole = || {
+            let routes = routes(&lab);
+            routes.len() == 2 && routes.iter().all(|route| route.contains(&device))
+        };
+        assert!(whole(), "{:?}", routes(&lab));
+
+        lab.ip(0, "route flush table 220");
+        until("the routes", whole).await;
+        lab.ip(0, "rule del pref 220");
+        until("the rule", || lab.ip(0, "rule").contains("lookup 220")).await;
+
+        lab.ip(0, "addr del 10.1.0.1/24 dev lo");
+        until("no source", || {
+            whole() && routes(&lab).iter().all(|route| !route.contains("src"))
+        })
+        .await;
+        lab.ip(0, "addr add 10.1.0.1/24 dev lo");
+        until("the source again", || {
+            routes(&lab)
+                .iter()
+                .filter(|r| r.ends_with("src 10.1.0.1"))
+                .count()
+                == 2
+        })
+        .await;
+        until("the news of it", || told(&mut events) > 0).await;
+        plane.shutdown().await;
+        assert!(!lab.ip(0, "rule").contains("lookup 220"));
     }));
 }
 
