@@ -319,12 +319,6 @@ macro_rules! suite {
             psk_gcm256_p256_as_responder = establishes(Suite::GCM256_P256, Auth::Psk, Right);
             psk_cbc_modp2048_as_initiator = establishes(Suite::CBC_MODP2048, Auth::Psk, Left);
             psk_cbc_modp2048_as_responder = establishes(Suite::CBC_MODP2048, Auth::Psk, Right);
-            ecdsa_cbc_p256_as_initiator = establishes(Suite::CBC_P256, Auth::Ecdsa, Left);
-            ecdsa_cbc_p256_as_responder = establishes(Suite::CBC_P256, Auth::Ecdsa, Right);
-            rsa_gcm_x25519_as_initiator = establishes(Suite::GCM_X25519, Auth::Rsa, Left);
-            rsa_cbc_modp2048_as_responder = establishes(Suite::CBC_MODP2048, Auth::Rsa, Right);
-            ed25519_gcm_x25519_as_initiator = establishes(Suite::GCM_X25519, Auth::Ed25519, Left);
-            ed25519_gcm_x25519_as_responder = establishes(Suite::GCM_X25519, Auth::Ed25519, Right);
             carries_tcp_both_ways = carries_tcp();
             own_child_rekey_loses_nothing = child_rekey_loses_nothing(Left);
             peers_child_rekey_loses_nothing = child_rekey_loses_nothing(Right);
