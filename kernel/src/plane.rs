@@ -81,11 +81,13 @@ pub struct DropCounts {
     pub device_refused: u64,
     /// IKE messages that came faster than they were read.
     pub ike_queue_full: u64,
+    /// Sent in clear, and routed back into the TUN device by a route that is not ours.
+    pub looped: u64,
 }
 
 impl DropCounts {
     /// Names of the reasons, with their counts. The names are stable.
-    pub const fn by_reason(&self) -> [(&'static str, u64); 11] {
+    pub const fn by_reason(&self) -> [(&'static str, u64); 12] {
         [
             ("malformed", self.malformed),
             ("no_policy", self.no_policy),
@@ -98,6 +100,7 @@ impl DropCounts {
             ("forged", self.forged),
             ("device_refused", self.device_refused),
             ("ike_queue_full", self.ike_queue_full),
+            ("looped", self.looped),
         ]
     }
 }

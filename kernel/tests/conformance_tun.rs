@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use swanherd_ipsec::plane::PlaneEvent;
+use swanherd_kernel::DataPlane as _;
 use swanherd_kernel::tun::{DEFAULT_MARK, TunConfig, TunPlane};
 use swanherd_kernel::udp::{IkeSocket, Received, SocketOptions};
 use tokio::sync::mpsc::Receiver;
@@ -36,3 +37,35 @@ impl Bed for Tun {
 }
 
 conformance!(Tun);
+
+#[test]
+fn packets_that_a_route_of_others_leads_back_end() {
+    if !Tun::is_available() {
+        return;
+    }
+    common::block_on(async {
+        let lab = common::Lab::pair();
+        let host = conformance::bench::Host::<Tun>::start(&lab, 0).await;
+        lab.ip(
+            0,
+            &format!("route add 198.51.100.0/24 dev {}", host.plane.device()),
+        );
+
+        let socket = conformance::bench::bind(&lab, 0, ("192.0.2.1", 5000)).await;
+        socket
+            .send_to(b"round and round", "198.51.100.1:7")
+            .unwrap();
+
+        let end = std::time::Instant::now() + conformance::bench::PATIENCE;
+        while host.plane.event_counts().drops.looped == 0 {
+            assert!(
+                std::time::Instant::now() < end,
+                "{:?}",
+                host.plane.event_counts()
+            );
+            conformance::bench::pause().await;
+        }
+        assert_eq!(host.plane.event_counts().drops.looped, 1);
+        host.plane.shutdown().await;
+    });
+}

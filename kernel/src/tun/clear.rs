@@ -5,9 +5,12 @@
 //! They leave by raw sockets with the mark that escapes the tunnels' routing table.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use swanherd_esp::Flow;
@@ -86,9 +89,65 @@ impl Clear {
     }
 }
 
+/// Finds packets that come back: with a route of the host's own into the device, what is sent in
+/// clear arrives here again, for ever.
+#[derive(Debug)]
+pub(super) struct Loops {
+    /// How often each packet passed in this period, by a hash of all its octets.
+    passed: BTreeMap<u64, u8>,
+    began: Instant,
+}
+
+/// As many passes of one packet in one [`PERIOD`] as a packet has hops at most.
+const MAX_PASSES: u8 = u8::MAX;
+const PERIOD: Duration = Duration::from_secs(1);
+/// Packets that are told apart in a period. Those of a loop are among the first, again and again.
+const MAX_PACKETS: usize = 4096;
+
+impl Loops {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            passed: BTreeMap::new(),
+            began: now,
+        }
+    }
+
+    /// Whether `packet`, which is to pass, has passed too often.
+    pub(super) fn has(&mut self, packet: &[u8], now: Instant) -> bool {
+        if now.saturating_duration_since(self.began) >= PERIOD {
+            *self = Self::new(now);
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write(packet);
+        let hash = hasher.finish();
+        if self.passed.len() >= MAX_PACKETS && !self.passed.contains_key(&hash) {
+            return false;
+        }
+        let passes = self.passed.entry(hash).or_default();
+        if *passes == MAX_PASSES {
+            return true;
+        }
+        *passes += 1;
+        false
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_packet_that_comes_back_for_ever_is_stopped_and_no_other() {
+        let start = Instant::now();
+        let mut loops = Loops::new(start);
+        let passes = (0..10_000).filter(|_| !loops.has(b"round", start)).count();
+        assert_eq!(passes, usize::from(MAX_PASSES));
+        for number in 0..10_000u32 {
+            assert!(!loops.has(&number.to_be_bytes(), start));
+        }
+        assert_eq!(loops.passed.len(), MAX_PACKETS);
+        assert!(!loops.has(b"round", start + PERIOD));
+    }
 
     #[test]
     fn what_is_meant_for_the_link_stays() {

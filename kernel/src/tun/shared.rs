@@ -41,10 +41,11 @@ pub(super) enum DropReason {
     Forged,
     DeviceRefused,
     IkeQueueFull,
+    Looped,
 }
 
 /// How many reasons there are.
-const DROP_REASONS: usize = DropReason::IkeQueueFull as usize + 1;
+const DROP_REASONS: usize = DropReason::Looped as usize + 1;
 
 pub(super) struct Shared {
     pub(super) device: Device,
@@ -147,6 +148,7 @@ impl Shared {
             forged: of(DropReason::Forged),
             device_refused: of(DropReason::DeviceRefused),
             ike_queue_full: of(DropReason::IkeQueueFull),
+            looped: of(DropReason::Looped),
         }
     }
 

@@ -3,12 +3,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Instant;
 use std::{io, ops::Range};
 
 use swanherd_esp::{Expiry, Flow, PROTO_IPV4, PROTO_IPV6, SealError};
 use swanherd_ipsec::plane::PolicyAction;
 
-use super::clear::Clear;
+use super::clear::{Clear, Loops};
 use super::device::wait;
 use super::segment::Superpacket;
 use super::shared::{DropReason, Shared};
@@ -31,6 +32,7 @@ pub(super) fn run(shared: &Arc<Shared>, queue: usize) {
     let mut transmitter = Transmitter {
         shared: Arc::clone(shared),
         batch: Batch::new(),
+        loops: Loops::new(Instant::now()),
     };
     let mut buffer = vec![0; VNET_LEN + usize::from(u16::MAX) + 1];
     while !shared.is_stopping() {
@@ -62,6 +64,7 @@ pub(super) fn run(shared: &Arc<Shared>, queue: usize) {
 struct Transmitter {
     shared: Arc<Shared>,
     batch: Batch,
+    loops: Loops,
 }
 
 impl Transmitter {
@@ -157,6 +160,10 @@ impl Transmitter {
                 return;
             };
             superpacket.write_segment(index, packet);
+            if self.loops.has(packet, Instant::now()) {
+                shared.count(DropReason::Looped, 1);
+                return;
+            }
             if let Err(error) = shared.clear.send(flow.dst, packet) {
                 tracing::debug!(%error, dst = %flow.dst, "a packet in clear is not sent");
                 shared.count(DropReason::SendFailed, 1);
@@ -298,7 +305,7 @@ fn send_patiently(fd: i32, to: &Target, data: &[u8], segment: usize) -> io::Resu
             Err(error) => match error.raw_os_error() {
                 Some(libc::EINTR) => {}
                 Some(libc::EAGAIN) => {
-                    let began = std::time::Instant::now();
+                    let began = Instant::now();
                     wait([fd], libc::POLLOUT, SEND_PATIENCE_MS);
                     if began.elapsed().as_millis() >= SEND_PATIENCE_MS as u128 {
                         return Err(error);

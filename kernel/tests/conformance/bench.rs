@@ -269,12 +269,21 @@ pub(crate) fn lab() -> Lab {
 
 /// A socket in the namespace of `side`.
 pub(crate) async fn bind(lab: &Lab, side: usize, addr: (&str, u16)) -> UdpSocket {
-    let socket = lab
-        .within(side, async { UdpSocket::bind(addr) })
-        .await
-        .unwrap_or_else(|e| panic!("{addr:?}: {e}"));
-    socket.set_nonblocking(true).unwrap();
-    socket
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match lab.within(side, async { UdpSocket::bind(addr) }).await {
+            Ok(socket) => {
+                socket.set_nonblocking(true).unwrap();
+                return socket;
+            }
+            // A process that another test has just forked holds a socket that was closed here,
+            // until it runs its program.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
+                pause().await;
+            }
+            Err(error) => panic!("{addr:?}: {error}"),
+        }
+    }
 }
 
 /// What a socket receives next, or `None` if nothing comes in time.
