@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
+use netlink_packet_core::NlasIterator;
 use netlink_sys::Socket;
 use swanherd_ipsec::plane::PlaneEvent;
 use tokio::io::unix::AsyncFd;
@@ -20,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::netlink::{self, Frame};
-use crate::route::TUNNEL_TABLE;
+use crate::route::{OUR_PROTOCOL, TUNNEL_TABLE};
 
 /// Nothing is evaluated before the host was quiet for so long,
 const QUIET: Duration = Duration::from_millis(100);
@@ -203,7 +204,7 @@ impl Links {
     fn read(&mut self, frame: &Frame<'_>) -> Change {
         match frame.kind {
             libc::RTM_NEWLINK | libc::RTM_DELLINK => self.read_link(frame),
-            libc::RTM_NEWADDR | libc::RTM_DELADDR => Change::Host,
+            libc::RTM_NEWADDR | libc::RTM_DELADDR => read_address(frame.payload),
             libc::RTM_NEWROUTE | libc::RTM_DELROUTE => read_route(frame.payload),
             libc::RTM_NEWRULE | libc::RTM_DELRULE => match frame.payload.get(4) {
                 Some(&TUNNEL_TABLE) => Change::Tunnels,
@@ -240,6 +241,20 @@ impl Links {
         }
         Change::Host
     }
+}
+
+/// Reads the attributes behind `struct ifaddrmsg`: virtual addresses bear our mark. For IPv6 the
+/// kernel does not say who has changed one.
+fn read_address(payload: &[u8]) -> Change {
+    const HEADER: usize = 8;
+    const IFA_PROTO: u16 = 11;
+    let attributes = payload.get(HEADER..).unwrap_or_default();
+    let ours = NlasIterator::new(attributes)
+        .map_while(Result::ok)
+        .any(|attribute| {
+            attribute.kind() == IFA_PROTO && attribute.value().first() == Some(&OUR_PROTOCOL)
+        });
+    if ours { Change::Tunnels } else { Change::Host }
 }
 
 /// Reads `struct rtmsg`.
@@ -292,6 +307,18 @@ mod tests {
         assert_eq!(news(&mut links, 0), Change::Host);
         let gone = link(libc::RTM_DELLINK, 5, 0);
         assert_eq!(read(&mut links, &gone), Change::Vanished(5));
+    }
+
+    #[test]
+    fn virtual_addresses_are_told_from_the_hosts_by_our_mark() {
+        let mut address = vec![0; 8];
+        assert_eq!(read_address(&address), Change::Host);
+        address.extend([5, 0, 11, 0, OUR_PROTOCOL, 0, 0, 0]);
+        // The length and kind are in host order.
+        address[8..10].copy_from_slice(&5u16.to_ne_bytes());
+        address[10..12].copy_from_slice(&11u16.to_ne_bytes());
+        assert_eq!(read_address(&address), Change::Tunnels);
+        assert_eq!(read_address(&address[..5]), Change::Host);
     }
 
     #[test]

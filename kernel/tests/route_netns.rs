@@ -7,10 +7,12 @@ mod common;
 
 use common::{Lab, block_on, may_use_namespaces};
 use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::{HwOffload, Mode, PolicyAction, PolicySet};
+use swanherd_ipsec::plane::{HwOffload, Mode, Op, PolicyAction, PolicySet};
+use swanherd_kernel::DataPlane as _;
 use swanherd_kernel::audit::{Difference, Object, Remedy};
 use swanherd_kernel::route::Router;
 use swanherd_kernel::route_table::RouteTable;
+use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 
 /// A namespace whose interface `up0` has 192.0.2.1/24 and 2001:db8::1/64, the way to everywhere
 /// behind 192.0.2.254, and the inner address 10.1.0.1.
@@ -18,6 +20,7 @@ fn host() -> Lab {
     let lab = Lab::single();
     lab.ip(0, "link add up0 type veth peer name far0");
     for link in ["up0", "far0"] {
+        lab.ip(0, &format!("link set {link} addrgenmode none"));
         lab.ip(0, &format!("link set {link} up"));
     }
     lab.ip(0, "addr add 192.0.2.1/24 dev up0");
@@ -631,5 +634,56 @@ fn two_thousand_tunnels_are_installed_audited_and_removed_in_linear_time() {
         assert!(table(&lab, "-4").is_empty());
         // The second half may cost what the first did; a machine that others use makes it vary.
         assert!(halves[1] < halves[0] * 4, "{halves:?}");
+    }));
+}
+
+#[test]
+fn a_plane_keeps_virtual_addresses_and_the_next_one_clears_up_after_a_crash() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    let folder = tempfile::tempdir().unwrap();
+    let options = XfrmOptions {
+        ledger: Some(folder.path().join("ledger")),
+        ..XfrmOptions::default()
+    };
+    let add = |addr: &str| Op::AddAddress {
+        addr: addr.parse().unwrap(),
+        local: "192.0.2.1".parse().unwrap(),
+    };
+    let shows = |addr: &str| lab.ip(0, "addr show dev up0").contains(addr);
+    block_on(lab.within(0, async {
+        let (plane, mut events) = XfrmPlane::start(options.clone()).await.unwrap();
+        for addr in ["10.66.0.5", "10.66.0.6", "2001:db8:66::5"] {
+            plane.apply(add(addr)).await.unwrap();
+            assert!(shows(addr));
+        }
+        let refused = Op::AddAddress {
+            addr: "10.66.0.7".parse().unwrap(),
+            local: "192.0.2.200".parse().unwrap(),
+        };
+        let error = plane.apply(refused).await.unwrap_err();
+        assert!(
+            error.to_string().contains("no interface has 192.0.2.200"),
+            "{error}"
+        );
+        plane
+            .apply(Op::RemoveAddress("10.66.0.6".parse().unwrap()))
+            .await
+            .unwrap();
+        assert!(!shows("10.66.0.6"));
+        // What we do ourselves is no news.
+        tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+        assert!(events.try_recv().is_err());
+        drop(plane);
+
+        let (plane, _events) = XfrmPlane::start(options.clone()).await.unwrap();
+        assert!(!shows("10.66.0.5") && !shows("2001:db8:66::5"));
+        plane.apply(add("10.66.0.9")).await.unwrap();
+        plane.shutdown().await;
+        assert!(!shows("10.66.0.9"));
+        let left = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left, 0, "an empty ledger goes");
     }));
 }

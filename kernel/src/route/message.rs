@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{
-    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressProtocol, AddressScope, CacheInfo,
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressProtocol,
+    AddressScope, CacheInfo,
 };
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
@@ -122,6 +123,9 @@ pub(super) fn virtual_address(addr: IpAddr, interface: u32) -> AddressMessage {
         AddressAttribute::Protocol(AddressProtocol::Other(OUR_PROTOCOL)),
     ];
     if addr.is_ipv6() {
+        // A host address needs no route to its own prefix.
+        let flags = AddressFlags::Nodad | AddressFlags::Noprefixroute;
+        message.attributes.push(AddressAttribute::Flags(flags));
         message.header.flags = AddressHeaderFlags::Nodad;
         let mut times = CacheInfo::default();
         times.ifa_valid = u32::MAX;
