@@ -7,8 +7,8 @@ use rustix::process::Signal;
 use swanherd_tests::{Daemon, Message, Node, Pair, Plane, Scenario, subject};
 
 use crate::support::{
-    Dice, Site, View, assert_reachable, assert_same, command, initiate, install_aliens, signal,
-    terminate, times,
+    Dice, Site, View, assert_audit_is_clean, assert_reachable, assert_same, command, initiate,
+    install_aliens, signal, terminate, times,
 };
 
 /// What the daemon is about when it is killed.
@@ -74,8 +74,10 @@ fn killed_anywhere_it_finds_what_it_left_and_nothing_else() {
 
         let found = View::of(&pair.left.namespace).without_sockets();
         assert_same(&with, &pristine, &found, &pair.left);
+        assert_audit_is_clean(&pair.left);
         pair.left.initiate("c");
         assert_reachable(&pair.left, "10.1.0.1", "10.2.0.1", 5);
+        assert_audit_is_clean(&pair.left);
     }
 
     assert_ends_clean(&mut pair, &pristine);
@@ -150,6 +152,7 @@ fn killed_with_three_hundred_sas_it_clears_them_at_its_start() {
 
         let found = View::of(&pair.left.namespace).without_sockets();
         assert_same("after the start", &pristine, &found, &pair.left);
+        assert_audit_is_clean(&pair.left);
     }
     let mut vici = pair.left.vici();
     assert_eq!(initiate(&mut vici, "t", "c0"), Ok(()));

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use swanherd_tests::{Daemon, Node, Plane, Star, StarPlan, peer, subject};
 
-use crate::support::{View, assert_same, initiate, resident, terminate, times};
+use crate::support::{
+    View, assert_audit_is_clean, assert_same, initiate, resident, terminate, times,
+};
 
 const TUNNELS: u16 = 30;
 /// How much more memory the daemon may have after all cycles than after the first few, in kB.
@@ -40,6 +42,7 @@ pub(crate) fn cycles(plane: Plane, responders: Daemon, tunnels: u16, count: u32)
         if cycle == count {
             let last_up = View::masked(&star.gateway.namespace);
             assert_same("tunnels that are up", &first_up, &last_up, &star.gateway);
+            assert_audit_is_clean(&star.gateway);
         }
         down_all(&star);
         if cycle == (count / 4).max(2) {
@@ -51,6 +54,7 @@ pub(crate) fn cycles(plane: Plane, responders: Daemon, tunnels: u16, count: u32)
     for (node, before) in [&star.gateway, &star.responders[0]].iter().zip(&first_down) {
         let after = View::of(&node.namespace);
         assert_same("tunnels that are down", before, &after, node);
+        assert_audit_is_clean(node);
     }
     let (settled, finally) = (settled.unwrap_or(0), resident(&star.gateway));
     eprintln!("memory: {settled} kB, at the end {finally} kB");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use swanherd_tests::{Daemon, Message, Pair, Plane, Scenario, subject};
 
-use crate::support::{View, assert_reachable, assert_same, command};
+use crate::support::{View, assert_audit_is_clean, assert_reachable, assert_same, command};
 
 /// Audits are made so often; what no event tells is mended within one interval.
 const INTERVAL: u64 = 5;
@@ -71,15 +71,7 @@ impl Tunnel {
         eprintln!("mended after {:.1?}", begun.elapsed());
         assert_reachable(left, "10.1.0.1", "10.2.0.1", 5);
         assert_eq!(left.sas().len(), 1, "{}", self.pair.logs());
-        self.audit_is_clean();
-    }
-
-    fn audit_is_clean(&self) {
-        let audit = self
-            .pair
-            .left
-            .swanherd(&["reconcile", "--dry-run", "--json"]);
-        assert!(audit.ok(), "{audit}\n{}", self.pair.left.log());
+        assert_audit_is_clean(left);
     }
 
     /// Exactly one line has one of these texts: an event told of it, or an audit did.

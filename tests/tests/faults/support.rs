@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Pid, Signal, kill_process};
-use swanherd_tests::{Message, Namespace, Node, Pair, Pings, Vici};
+use swanherd_tests::{Daemon, Message, Namespace, Node, Pair, Pings, Vici};
 
 /// Whether to take the time for the large numbers.
 pub(crate) fn long() -> bool {
@@ -155,6 +155,14 @@ pub(crate) fn assert_same(what: &str, before: &View, after: &View, node: &Node) 
         before.difference(after),
         node.log()
     );
+}
+
+/// Asserts that the daemon finds nothing to mend; charon does not look.
+pub(crate) fn assert_audit_is_clean(node: &Node) {
+    if node.daemon == Daemon::Swanherd {
+        let audit = node.swanherd(&["reconcile", "--dry-run", "--json"]);
+        assert!(audit.ok(), "{audit}\n{}", node.log());
+    }
 }
 
 /// Memory that a node's daemon has, in kB.
