@@ -206,8 +206,13 @@ async fn each(
                 Error::Refused { reply, .. } => reply.str("reason"),
                 _ => None,
             };
-            let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
-            say(&format!("{connection}/{child}: {error}{reason}"));
+            let mut text = error.to_string();
+            if let Some(reason) = reason
+                && !text.contains(reason)
+            {
+                text = format!("{text}: {reason}");
+            }
+            say(&format!("{connection}/{child}: {text}"));
             code = WRONG;
         }
     }
