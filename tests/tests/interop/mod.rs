@@ -87,11 +87,21 @@ pub(crate) fn carries_tcp(plane: Plane) {
         assert!(client.ok(), "{client}\n{}", pair.logs());
     }
     // The listing may be a second behind, and more where two gateways share one slow processor.
-    pair.left.wait_until("a megabyte each way", 10, |n| {
-        n.children("INSTALLED")
-            .iter()
-            .any(|c| c.number("bytes-in") > 1_000_000 && c.number("bytes-out") > 1_000_000)
-    });
+    let begun = std::time::Instant::now();
+    let listed = || pair.left.children("INSTALLED");
+    while !listed()
+        .iter()
+        .any(|c| c.number("bytes-in") > 1_000_000 && c.number("bytes-out") > 1_000_000)
+    {
+        assert!(
+            begun.elapsed().as_secs() < 20,
+            "not a megabyte each way: {:?}\nthe kernel: {}\n{}",
+            listed(),
+            pair.left.namespace.ip("-s xfrm state"),
+            pair.logs()
+        );
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
 }
 
 /// A child is rekeyed by a side under traffic: other SPIs, and no ping is lost.
