@@ -49,9 +49,15 @@ impl Endpoint {
             Command::Install { connection, child } => {
                 self.install_command(now, id, connection.as_deref(), child)
             }
-            Command::Uninstall { connection, child } => self
-                .uninstall_command(connection.as_deref(), &child)
-                .map(|()| Progress::Done),
+            Command::Uninstall { connection, child } => {
+                match self.uninstall_command(connection.as_deref(), &child) {
+                    Ok(()) => {
+                        self.done_when_settled(id, Ok(()));
+                        Ok(Progress::Waiting)
+                    }
+                    Err(text) => Err(text),
+                }
+            }
             Command::Rekey { selector, reauth } => self
                 .rekey_command(now, &selector, reauth)
                 .map(|()| Progress::Done),
@@ -72,6 +78,25 @@ impl Endpoint {
     fn done(&mut self, id: CommandId, result: Result<(), String>) {
         self.waiters.remove(&id);
         self.event(Event::CommandDone { id, result });
+    }
+
+    /// As [`Self::done`], once the data plane has carried out what it was told by now.
+    fn done_when_settled(&mut self, id: CommandId, result: Result<(), String>) {
+        self.waiters.remove(&id);
+        self.settling.push_back((self.env.issued, id, result));
+        self.finish_settled();
+    }
+
+    /// Ends the commands whose last operation of the data plane has been answered.
+    pub(super) fn finish_settled(&mut self) {
+        while let Some((token, _, _)) = self.settling.front() {
+            if *token > self.answered {
+                return;
+            }
+            if let Some((_, id, result)) = self.settling.pop_front() {
+                self.done(id, result);
+            }
+        }
     }
 
     fn initiate_command(
@@ -442,7 +467,10 @@ impl Endpoint {
             }
         }
         for (id, result) in ended {
-            self.done(id, result);
+            match result {
+                Ok(()) => self.done_when_settled(id, Ok(())),
+                Err(text) => self.done(id, Err(text)),
+            }
         }
     }
 
@@ -466,7 +494,7 @@ impl Endpoint {
             .map(|(id, _)| *id)
             .collect();
         for id in ended {
-            self.done(id, Ok(()));
+            self.done_when_settled(id, Ok(()));
         }
     }
 }

@@ -29,7 +29,7 @@ mod requests;
 mod tests;
 mod traps;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,6 +75,10 @@ pub struct Endpoint {
     /// IKE SAs that were worked on since the last settlement.
     touched: BTreeSet<IkeSaId>,
     waiters: BTreeMap<CommandId, Waiter>,
+    /// Commands that have ended but for operations of the data plane, by the last of these.
+    settling: VecDeque<(Token, CommandId, Result<(), String>)>,
+    /// The last operation that the data plane has answered.
+    answered: Token,
     keep: Keep,
     traps: Traps,
     /// When an attempt to set up an SA of a connection last failed.
@@ -107,6 +111,8 @@ impl Endpoint {
             connection_of: BTreeMap::new(),
             touched: BTreeSet::new(),
             waiters: BTreeMap::new(),
+            settling: VecDeque::new(),
+            answered: 0,
             keep: Keep::default(),
             traps: Traps::default(),
             failures: BTreeMap::new(),
@@ -201,6 +207,8 @@ impl Endpoint {
 
     /// The data plane has answered [`Action::Plane`].
     pub fn handle_plane(&mut self, now: Now, token: Token, answer: PlaneAnswer) {
+        self.answered = self.answered.max(token);
+        self.finish_settled();
         if self.traps.awaits(token) {
             self.trap_answer_plane(now, token, answer);
             self.settle(now);

@@ -397,7 +397,7 @@ impl Endpoint {
         );
         self.env.log(LogGroup::Cfg, 1, line);
         let op = Op::InstallPolicies(Box::new(set));
-        self.env.actions.push_back(Action::Plane(token, op));
+        self.env.issue(token, op);
     }
 
     /// Interface ids of a connection for its traps: what is drawn once stays.

@@ -161,6 +161,8 @@ pub(crate) struct Env {
     /// Virtual addresses that peers are given.
     #[cfg(test)]
     pub(crate) given: Option<Vec<IpAddr>>,
+    /// The last operation that the data plane was given.
+    pub(crate) issued: Token,
     next_token: Token,
     next_ike: IkeSaId,
     next_child: ChildSaId,
@@ -190,6 +192,7 @@ impl Env {
             by_identities: BTreeMap::new(),
             #[cfg(test)]
             given: None,
+            issued: 0,
             next_token: 0,
             next_ike: 0,
             next_child: 0,
@@ -239,14 +242,20 @@ impl Env {
             _ => PendingKind::Plane,
         };
         self.pending.insert(token, Pending { sa, slot, kind });
-        self.actions.push_back(Action::Plane(token, op));
+        self.issue(token, op);
         token
+    }
+
+    /// Hands an operation to the data plane, which answers in this order.
+    pub(crate) fn issue(&mut self, token: Token, op: Op) {
+        self.issued = token;
+        self.actions.push_back(Action::Plane(token, op));
     }
 
     /// Asks the data plane for something that cannot fail in a way that matters here.
     pub(crate) fn plane_forget(&mut self, op: Op) {
         let token = self.new_token();
-        self.actions.push_back(Action::Plane(token, op));
+        self.issue(token, op);
     }
 
     /// Has something computed and awaits the result.

@@ -34,6 +34,23 @@ fn either_side_deletes_the_ike_sa() {
 }
 
 #[test]
+fn what_was_terminated_has_left_the_data_plane_when_the_command_ends() {
+    for child in [None, Some("net".to_owned())] {
+        let mut world = established(54);
+        world.hosts[ALICE].plane_delay = 50..=100;
+        let selector = Selector {
+            ike: child.is_none().then(|| "to-bob".to_owned()),
+            child,
+            ..Selector::default()
+        };
+        let command = world.terminate(ALICE, selector);
+        assert_eq!(world.finish(ALICE, command), Ok(()));
+        assert!(world.host(ALICE).plane.sas.is_empty());
+        assert!(world.host(ALICE).plane.policies.is_empty());
+    }
+}
+
+#[test]
 fn a_lost_answer_to_the_delete_of_an_ike_sa_is_given_again() {
     let mut world = established(44);
     let selector = Selector {
