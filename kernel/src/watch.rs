@@ -27,8 +27,10 @@ use crate::route::{OUR_PROTOCOL, TUNNEL_TABLE};
 const QUIET: Duration = Duration::from_millis(100);
 /// or at the latest so long after the first change.
 const LATEST: Duration = Duration::from_secs(1);
-/// After an evaluation there is a rest of so many times what it took.
+/// After an evaluation there is a rest of so many times what it took,
 const REST: u32 = 9;
+/// but not longer.
+const MAX_REST: Duration = Duration::from_secs(5);
 /// How long the task rests after an error of the socket that it does not know.
 const ERROR_PAUSE: Duration = Duration::from_millis(500);
 /// Room for bursts; the kernel grants what its limits allow.
@@ -178,7 +180,7 @@ impl Due {
 
     /// Lets no evaluation follow on this one too soon.
     pub(crate) fn rest(&mut self, begun: Instant, now: Instant) {
-        self.not_before = Some(now + (now - begun) * REST);
+        self.not_before = Some(now + ((now - begun) * REST).min(MAX_REST));
     }
 }
 
@@ -357,14 +359,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_evaluation_that_takes_long_is_followed_by_a_longer_rest() {
         let begun = Instant::now();
-        let ended = begun + Duration::from_secs(1);
         let mut due = Due::default();
-        due.note(begun);
-        assert!(!due.done(begun, ended));
+        for (took, rest) in [(100, 900), (500, 4500), (10_000, 5000)] {
+            let ended = begun + Duration::from_millis(took);
+            due.note(begun);
+            assert!(!due.done(begun, ended));
 
-        due.note(ended);
+            due.note(ended);
 
-        assert_eq!(due.at(), Some(ended + Duration::from_secs(9)));
+            assert_eq!(due.at(), Some(ended + Duration::from_millis(rest)));
+        }
     }
 
     /// Counts what it is told to do.

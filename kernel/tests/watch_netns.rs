@@ -20,7 +20,7 @@ use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 use tokio::sync::mpsc;
 
 /// Longer than any of these takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn host() -> Lab {
     let lab = Lab::single();
@@ -82,7 +82,7 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
         assert!(begun.elapsed() < PATIENCE, "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
