@@ -136,6 +136,10 @@ fn run(daemon: Daemon, outer: [&str; 2], children: &[Child]) -> [Vec<String>; 2]
         let arguments = ["--terminate", "--ike", "t", "--timeout", "10"];
         let output = pair.left.swanctl(&arguments);
         assert!(output.ok(), "{output}\n{}", pair.logs());
+        // Either may answer before its kernel has done it all; routes and policies go at once then.
+        pair.left.wait_until("no state", 10, |n| {
+            xfrm(&n.namespace, "state").is_empty() && xfrm(&n.namespace, "policy").is_empty()
+        });
     }
     let second = programmed(&pair.left);
     pair.left.stop();
