@@ -105,6 +105,18 @@ fn programmed(node: &Node) -> Vec<String> {
     all
 }
 
+/// As [`programmed`], once it no longer changes: loading answers before its traps and shunts are
+/// with the kernel.
+fn settled(node: &Node) -> Vec<String> {
+    let mut last = programmed(node);
+    node.wait_until("a kernel that is left alone", 20, |n| {
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        let now = programmed(n);
+        std::mem::replace(&mut last, now.clone()) == now
+    });
+    last
+}
+
 /// Starts a daemon at the left with the children, initiates those whose names begin with `c`, and
 /// gives what its kernel has then, and when all is terminated.
 fn run(daemon: Daemon, outer: [&str; 2], children: &[Child]) -> [Vec<String>; 2] {
@@ -131,7 +143,7 @@ fn run(daemon: Daemon, outer: [&str; 2], children: &[Child]) -> [Vec<String>; 2]
         let output = pair.left.swanctl(&arguments);
         assert!(output.ok(), "{output}\n{}", pair.logs());
     }
-    let first = programmed(&pair.left);
+    let first = settled(&pair.left);
     if !up.is_empty() {
         let arguments = ["--terminate", "--ike", "t", "--timeout", "10"];
         let output = pair.left.swanctl(&arguments);
@@ -141,7 +153,7 @@ fn run(daemon: Daemon, outer: [&str; 2], children: &[Child]) -> [Vec<String>; 2]
             xfrm(&n.namespace, "state").is_empty() && xfrm(&n.namespace, "policy").is_empty()
         });
     }
-    let second = programmed(&pair.left);
+    let second = settled(&pair.left);
     pair.left.stop();
     [first, second]
 }
