@@ -17,7 +17,7 @@ use crate::audit::Owner;
 mod difference;
 mod journal;
 
-pub(crate) use difference::{ActualPolicy, ActualSa, SeenPolicies, SeenSas, audit};
+pub(crate) use difference::{ActualPolicy, ActualSa, ActualTemplate, SeenPolicies, SeenSas, audit};
 pub(crate) use journal::{Journal, Record, Thresholds};
 
 /// Names one kernel policy: no two policies of a namespace agree in all of this.

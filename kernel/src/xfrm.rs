@@ -250,6 +250,8 @@ impl DataPlane for XfrmPlane {
 impl Drop for XfrmPlane {
     fn drop(&mut self) {
         self.stop();
+        // The tasks that were told to stop may hold the books for a while yet.
+        self.shared.books().journal.unlock();
     }
 }
 

@@ -10,6 +10,7 @@ use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{
     HwOffload, Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet, SaId,
 };
+use swanherd_kernel::audit::Difference;
 use swanherd_kernel::route::{self, Router};
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 use swanherd_kernel::{DataPlane as _, PlaneKind};
@@ -146,6 +147,59 @@ fn a_set_that_meets_an_alien_policy_leaves_nothing_and_the_alien_stays() {
         assert!(refused.reason.contains("reqid 77"), "{refused}");
         assert_eq!(lab.xfrm_entries(0), (0, 1));
         assert!(plane.reconcile(true).await.unwrap().is_clean());
+    });
+}
+
+#[test]
+fn a_shunt_that_meets_an_alien_policy_shows_in_each_audit_until_it_stands() {
+    if !common::may_use_namespaces() {
+        return;
+    }
+    block_on(async {
+        let lab = Lab::single();
+        let (plane, _events) = start(&lab).await;
+        let shunt = PolicySet {
+            action: PolicyAction::Bypass,
+            routes: false,
+            ..set(1, 4, "10.1.0.0/24", "10.2.0.0/24")
+        };
+        let alien = "dir in src 10.2.0.0/24 dst 10.1.0.0/24";
+        lab.ip(0, &format!("xfrm policy add {alien} action block"));
+
+        plane.apply(install(shunt.clone())).await.unwrap_err();
+
+        let audit = plane.reconcile(false).await.unwrap();
+        assert_eq!(audit.findings.len(), 1, "{audit:?}");
+        assert_eq!(audit.findings[0].difference, Difference::InTheWay);
+        assert_eq!(audit.findings[0].owner.as_deref(), Some("lab/1"));
+        lab.ip(0, &format!("xfrm policy delete {alien}"));
+        plane.apply(install(shunt)).await.unwrap();
+        assert!(plane.reconcile(true).await.unwrap().is_clean());
+    });
+}
+
+#[test]
+fn policies_of_a_run_whose_ledger_is_lost_are_taken_over() {
+    if !common::may_use_namespaces() {
+        return;
+    }
+    block_on(async {
+        let lab = Lab::single();
+        let trap = PolicySet {
+            trap: true,
+            ..set(1, 4, "10.1.0.0/24", "10.2.0.0/24")
+        };
+        let (earlier, _events) = start(&lab).await;
+        earlier.apply(install(trap.clone())).await.unwrap();
+        drop(earlier);
+
+        let (plane, _events) = start(&lab).await;
+        assert_eq!(lab.xfrm_entries(0), (0, 3), "nobody knows whose they are");
+        plane.apply(install(trap)).await.unwrap();
+
+        assert!(plane.reconcile(true).await.unwrap().is_clean());
+        plane.shutdown().await;
+        assert_eq!(lab.xfrm_entries(0), (0, 0));
     });
 }
 
@@ -394,6 +448,7 @@ fn a_later_run_removes_policies_and_routes_of_a_crashed_one() {
         );
         lab.ip(0, "route add 10.66.0.0/24 dev veth table 220");
         assert_eq!(lab.xfrm_entries(0), (0, 4));
+        drop(crashed);
 
         let (_next, _events) = begin().await.unwrap();
 

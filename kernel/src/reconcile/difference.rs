@@ -21,9 +21,18 @@ pub(crate) struct ActualSa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ActualPolicy {
     pub(crate) priority: u32,
-    /// Mode, request id and SPI of the template.
-    pub(crate) template: Option<(Mode, u32, u32)>,
+    pub(crate) template: Option<ActualTemplate>,
     pub(crate) discards: bool,
+}
+
+/// The template of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ActualTemplate {
+    pub(crate) mode: Mode,
+    pub(crate) reqid: u32,
+    pub(crate) spi: u32,
+    /// Outer source and destination; in transport mode the packets' own.
+    pub(crate) endpoints: Option<(IpAddr, IpAddr)>,
 }
 
 /// The SAs of a dump.
@@ -34,19 +43,35 @@ pub(crate) type SeenPolicies = BTreeMap<PolicyKey, ActualPolicy>;
 
 impl ActualPolicy {
     pub(crate) fn reqid(&self) -> u32 {
-        self.template.map_or(0, |(_, reqid, _)| reqid)
+        self.template.map_or(0, |template| template.reqid)
     }
 
     /// What should be there for `wanted`.
-    fn of(key: &PolicyKey, wanted: &InForce) -> Self {
+    pub(crate) fn of(key: &PolicyKey, wanted: &InForce) -> Self {
         // Only outbound policies are bound to an SA.
         let outbound = key.direction == Direction::Out;
         Self {
             priority: wanted.priority,
             template: match wanted.action {
                 PolicyAction::Protect {
-                    mode, reqid, spi, ..
-                } => Some((mode, reqid, if outbound { spi } else { 0 })),
+                    mode,
+                    local,
+                    remote,
+                    reqid,
+                    spi,
+                } => {
+                    let endpoints = if outbound {
+                        (local, remote)
+                    } else {
+                        (remote, local)
+                    };
+                    Some(ActualTemplate {
+                        mode,
+                        reqid,
+                        spi: if outbound { spi } else { 0 },
+                        endpoints: (mode != Mode::Transport).then_some(endpoints),
+                    })
+                }
                 PolicyAction::Bypass | PolicyAction::Discard => None,
             },
             discards: wanted.action == PolicyAction::Discard,
@@ -59,7 +84,12 @@ impl fmt::Display for ActualPolicy {
         match self.template {
             _ if self.discards => f.write_str("drop")?,
             None => f.write_str("let pass")?,
-            Some((mode, reqid, spi)) => {
+            Some(ActualTemplate {
+                mode,
+                reqid,
+                spi,
+                endpoints,
+            }) => {
                 let mode = match mode {
                     Mode::Tunnel => "tunnel",
                     Mode::Transport => "transport",
@@ -68,6 +98,9 @@ impl fmt::Display for ActualPolicy {
                 write!(f, "protect in {mode} mode with reqid {reqid}")?;
                 if spi != 0 {
                     write!(f, " and SPI {spi:08x}")?;
+                }
+                if let Some((src, dst)) = endpoints {
+                    write!(f, " from {src} to {dst}")?;
                 }
             }
         }
@@ -288,7 +321,12 @@ mod tests {
     fn actual(reqid: u32, priority: u32) -> ActualPolicy {
         ActualPolicy {
             priority,
-            template: Some((Mode::Tunnel, reqid, 0)),
+            template: Some(ActualTemplate {
+                mode: Mode::Tunnel,
+                reqid,
+                spi: 0,
+                endpoints: Some((addr("192.0.2.1"), addr("192.0.2.2"))),
+            }),
             discards: false,
         }
     }

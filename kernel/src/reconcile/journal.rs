@@ -7,10 +7,11 @@
 //! on a volatile file system: a reboot empties the kernel too. It holds no keys.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use swanherd_ipsec::plane::{Direction, Mark, SaId};
 
@@ -22,6 +23,10 @@ const SLACK: usize = 4;
 const SMALL: usize = 1024;
 /// After a failure, so many changes go by at most until the file is tried again.
 const RETRY: usize = 4096;
+
+/// How often, and how long after each other, the lock of another process is tried.
+const LOCK_ATTEMPTS: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// One thing of ours in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +57,8 @@ pub(crate) struct Thresholds {
 pub(crate) struct Journal {
     entries: BTreeSet<Record>,
     path: Option<PathBuf>,
+    /// Locked as long as the ledger is ours. Not the ledger itself, which is replaced at times.
+    lock: Option<File>,
     /// `None`: the last write failed, and what the file says is out of date.
     file: Option<File>,
     lines: usize,
@@ -65,14 +72,17 @@ impl Journal {
     ///
     /// # Errors
     /// If the file cannot be read: what is ours would stay in the kernel for good. If the folder
-    /// cannot be made, or it is no folder.
+    /// cannot be made, or it is no folder. If another process has the ledger: what that one has
+    /// installed would be taken for leftovers.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
+        let lock = lock(path)?;
         let mut journal = Self {
             entries: Self::read(path)?,
             path: Some(path.to_owned()),
+            lock,
             ..Self::default()
         };
         match journal.rewrite() {
@@ -153,6 +163,10 @@ impl Journal {
         };
         if self.entries.is_empty() {
             self.file = None;
+            if self.lock.take().is_some() {
+                // An empty file that stays does no harm.
+                let _ = std::fs::remove_file(lock_path(path));
+            }
             match std::fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => Ok(()),
@@ -162,6 +176,11 @@ impl Journal {
         } else {
             Ok(())
         }
+    }
+
+    /// Lets another process have the ledger. Nothing may be installed afterwards.
+    pub(crate) fn unlock(&mut self) {
+        self.lock = None;
     }
 
     fn append(&mut self, sign: char, record: &Record) -> io::Result<()> {
@@ -216,6 +235,33 @@ impl Journal {
         self.missed = 0;
         Ok(())
     }
+}
+
+/// Locks the ledger at `path` for this process. Where files cannot be made for lack of space there
+/// is no lock.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let file = match File::create(lock_path(path)) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(None),
+        file => file?,
+    };
+    // A predecessor may be on its way out still.
+    for _ in 0..LOCK_ATTEMPTS {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Err(io::Error::new(
+        io::ErrorKind::WouldBlock,
+        "another daemon has it; two daemons need a swanherd.run_dir each",
+    ))
+}
+
+fn lock_path(path: &Path) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(".lock");
+    path.into()
 }
 
 fn encode(record: &Record) -> String {
@@ -330,6 +376,23 @@ mod tests {
         journal.remove(&sa(2)).unwrap();
         journal.close().unwrap();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_ledger_that_another_has_is_not_opened_and_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        let mut first = Journal::open(&path).unwrap();
+        first.add(sa(1)).unwrap();
+
+        let refused = Journal::open(&path).unwrap_err();
+
+        assert!(refused.to_string().contains("another daemon"), "{refused}");
+        drop(first);
+        assert_eq!(
+            Journal::open(&path).unwrap().entries(),
+            &BTreeSet::from([sa(1)])
+        );
     }
 
     #[test]

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What should be in the kernel, and the ledger of what may be there from us.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use swanherd_ipsec::plane::PolicyAction;
 
+use crate::audit::Finding;
 use crate::reconcile::{Change, Desired, InForce, Journal, PolicyKey, Record};
 
 /// What should be in the kernel, and what may be there from us.
@@ -17,6 +18,9 @@ pub(super) struct Books {
     pub(super) journal: Journal,
     /// Policies in whose place an audit has found someone else's.
     pub(super) contested: BTreeSet<PolicyKey>,
+    /// Traps and shunts, by set, that the kernel did not take: they are wanted as long as their
+    /// definitions are, and each audit says so.
+    pub(super) refused: BTreeMap<u32, Finding>,
 }
 
 impl Books {
@@ -28,9 +32,8 @@ impl Books {
     pub(super) fn open(path: Option<&Path>) -> io::Result<Self> {
         let journal = path.map(open_journal).transpose()?.unwrap_or_default();
         Ok(Self {
-            desired: Desired::default(),
             journal,
-            contested: BTreeSet::new(),
+            ..Self::default()
         })
     }
 

@@ -6,9 +6,11 @@ use swanherd_ipsec::plane::{HwOffload, Outcome, PlaneError, PolicyAction, Policy
 use super::books::reqid_of;
 use super::message::{self, SeenPolicy};
 use super::operation::{Answer, Pending, Planned};
+use super::reconciling::actual;
 use super::{XfrmPlane, absent_is_fine, claims, plane_error};
+use crate::audit::{Difference, Finding, Object, Remedy};
 use crate::netlink::{NetlinkError, Request, Requester};
-use crate::reconcile::{Change, Claims, Record};
+use crate::reconcile::{ActualPolicy, Change, Claims, Record};
 use crate::route_table::RouteTable;
 
 /// A set of policies that was sent to the kernel.
@@ -125,14 +127,30 @@ impl XfrmPlane {
                     tracing::warn!(policy = %change.key, %error, "cannot undo a change");
                 }
             }
-            self.shared.books().strike_out_changes(&changes);
+            let reason = format!("{key}: {}", error.reason);
+            let mut books = self.shared.books();
+            books.strike_out_changes(&changes);
+            if set.trap || !matches!(set.action, PolicyAction::Protect { .. }) {
+                let finding = Finding {
+                    object: Object::Policy(key),
+                    difference: Difference::InTheWay,
+                    owner: Some(set.owner.clone()),
+                    reason: error.reason,
+                    remedy: Remedy::None,
+                };
+                books.refused.insert(set.id, finding);
+            }
             return Err(PlaneError {
                 op: install_op(&set),
-                reason: format!("{key}: {}", error.reason),
+                reason,
                 errno: error.errno,
             });
         }
-        self.shared.books().strike_out_changes(&changes);
+        {
+            let mut books = self.shared.books();
+            books.strike_out_changes(&changes);
+            books.refused.remove(&set.id);
+        }
         self.shared.thresholds.wake();
         for ((addr, len), error) in routes.install(&self.shared.router, &set).await {
             tracing::warn!(owner = %set.owner, route = %format_args!("{addr}/{len}"), %error,
@@ -144,6 +162,7 @@ impl XfrmPlane {
     pub(super) fn plan_policy_removal(&self, id: u32) -> Planned {
         // A set without claims conflicts with nothing.
         let mut books = self.shared.books();
+        books.refused.remove(&id);
         let changes = books
             .desired
             .claim(id, Claims::new())
@@ -224,6 +243,14 @@ impl XfrmPlane {
         } else {
             self.shared.books().journal.entries().contains(&record)
         };
+        // Nobody can tell it from ours, whose ledger may have been lost, and it does what is asked.
+        let same = present
+            .as_ref()
+            .is_some_and(|policy| actual(policy) == ActualPolicy::of(key, &after));
+        if !ours && same {
+            tracing::info!(policy = %key, "took over a policy that was there as it should be");
+            return Ok(());
+        }
         if !ours {
             return Err(PlaneError {
                 op: format!("install policy {key}"),

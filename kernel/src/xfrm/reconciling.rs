@@ -3,14 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use swanherd_ipsec::plane::{Mark, PlaneError, SaId};
+use swanherd_ipsec::plane::{Mark, Mode, PlaneError, SaId};
 
 use super::books::reqid_of;
 use super::message::{self, PolicyClass, SeenPolicy, SeenSa};
 use super::{XfrmPlane, absent_is_fine, event, plane_error};
 use crate::audit::{Audit, Difference, Object, Remedy};
 use crate::netlink::{NetlinkError, Request};
-use crate::reconcile::{self, ActualPolicy, ActualSa, Desired, Record, SeenPolicies, SeenSas};
+use crate::reconcile::{
+    self, ActualPolicy, ActualSa, ActualTemplate, Desired, Record, SeenPolicies, SeenSas,
+};
 
 impl XfrmPlane {
     pub(super) async fn reconcile_with_kernel(&self, dry_run: bool) -> Result<Audit, PlaneError> {
@@ -20,7 +22,9 @@ impl XfrmPlane {
         let policies = self.dump_policies().await.map_err(fail)?;
         let mut audit = {
             let books = self.shared.books();
-            compare(&books.desired, books.journal.entries(), &sas, &policies)
+            let mut audit = compare(&books.desired, books.journal.entries(), &sas, &policies);
+            audit.findings.extend(books.refused.values().cloned());
+            audit
         };
         let policies = seen_policies(&policies);
         if dry_run {
@@ -198,13 +202,20 @@ fn seen_sas(dump: &[SeenSa]) -> SeenSas {
 pub(super) fn seen_policies(dump: &[SeenPolicy]) -> SeenPolicies {
     dump.iter()
         .filter(|policy| policy.kind == PolicyClass::Plain)
-        .map(|policy| {
-            let actual = ActualPolicy {
-                priority: policy.priority,
-                template: policy.template.map(|t| (t.mode, t.reqid, t.spi)),
-                discards: policy.discards,
-            };
-            (policy.key, actual)
-        })
+        .map(|policy| (policy.key, actual(policy)))
         .collect()
+}
+
+/// A policy as it is compared with what is wanted.
+pub(super) fn actual(policy: &SeenPolicy) -> ActualPolicy {
+    ActualPolicy {
+        priority: policy.priority,
+        template: policy.template.map(|template| ActualTemplate {
+            mode: template.mode,
+            reqid: template.reqid,
+            spi: template.spi,
+            endpoints: (template.mode != Mode::Transport).then_some((template.src, template.dst)),
+        }),
+        discards: policy.discards,
+    }
 }
