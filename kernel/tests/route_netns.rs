@@ -492,8 +492,8 @@ fn a_refusal_carries_the_kernels_text() {
 
 /// What charon 5.9.8 lists in table 220 for traps and shunts with these selectors, apart from the
 /// protocol. It names a peer on the link as its own gateway, none across families, and makes no
-/// route for a single protocol, for transport mode, for a drop, and where it has no own address to
-/// send from.
+/// route for a single protocol, for transport mode, for a drop, and where a tunnel selects no own
+/// address to send from. A bypass needs none.
 #[test]
 fn routes_are_those_that_charon_makes() {
     if !may_use_namespaces() {
@@ -577,6 +577,7 @@ fn routes_are_those_that_charon_makes() {
                 "10.5.0.0/24 via 192.0.2.2 dev up0 src 10.1.0.1",
                 "10.6.0.0/24 via 192.0.2.254 dev up0 src 192.0.2.1",
                 "throw 10.7.0.0/24",
+                "throw 10.11.0.0/24",
                 "10.44.0.0/24 dev up0 src 10.1.0.1",
             ]
         );

@@ -48,10 +48,8 @@ pub(super) struct Demand {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
-    /// As if there were no tunnels.
+    /// As if there were no tunnels, whoever sends.
     Past,
-    /// As if there were no device, whoever sends.
-    Around,
     /// Towards this peer.
     Peer(IpAddr),
     /// Into this device.
@@ -62,10 +60,9 @@ impl Demand {
     pub(super) fn of(way: Way, set: &PolicySet) -> Self {
         let (target, networks) = match (way, set.action) {
             _ if !set.routes || set.if_id_out != 0 => (Target::Past, BTreeSet::new()),
-            (Way::Device { .. }, PolicyAction::Bypass) => (
-                Target::Around,
-                set.remote.iter().flat_map(prefixes).collect(),
-            ),
+            (Way::Device { .. }, PolicyAction::Bypass) => {
+                (Target::Past, set.remote.iter().flat_map(prefixes).collect())
+            }
             (Way::Device { interface, .. }, _) => (
                 Target::Device(interface),
                 set.remote.iter().flat_map(prefixes).collect(),
@@ -96,13 +93,7 @@ impl Demand {
     ) -> Result<Option<TunnelRoute>, NetlinkError> {
         let ipv4 = network.0.is_ipv4();
         let (interface, gateway) = match self.target {
-            Target::Around => return Ok(Some(TunnelRoute::Throw)),
-            // Where no own address is selected, no packet of this host is, and charon too makes no
-            // route then.
-            Target::Past => {
-                let source = source_within(&self.local, world.addresses(router).await?, ipv4);
-                return Ok((source != Source::None).then_some(TunnelRoute::Throw));
-            }
+            Target::Past => return Ok(Some(TunnelRoute::Throw)),
             Target::Device(interface) => (interface, None),
             Target::Peer(peer) => {
                 let Some(hop) = world.hop(router, peer).await? else {
