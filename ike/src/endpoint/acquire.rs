@@ -144,7 +144,7 @@ fn serves(sa: &IkeSa, child: &str, packet: Option<Packet>) -> bool {
     is_making_child(sa, child)
         || sa.children.values().any(|c| {
             c.cfg().name == child
-                && c.is_live()
+                && c.is_lasting()
                 && !ending(c.id)
                 && packet.is_none_or(|(local, remote)| {
                     narrow::covers(&c.local_ts, &[local]) && narrow::covers(&c.remote_ts, &[remote])

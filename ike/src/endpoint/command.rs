@@ -343,10 +343,7 @@ impl Endpoint {
                 self.keep.forget(&name, child.as_deref());
             }
             self.with(found.ike, |sa, env| match found.child {
-                Some(child) => {
-                    let task = Task::DeleteChild(child);
-                    sa.queue_task(env, now, task);
-                }
+                Some(child) => sa.take_down(env, now, child),
                 None if force || matches!(sa.state, IkeState::Created | IkeState::Connecting) => {
                     sa.farewell(env, now);
                     sa.end(env, FailureReason::LocalDeleted, "terminated".to_owned());

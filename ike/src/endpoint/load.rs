@@ -144,7 +144,7 @@ impl Endpoint {
                 let others = sa.children.len() > named.len() || !sa.queue.is_empty();
                 if others || !sa.is_established() {
                     for id in named {
-                        sa.queue_task(env, now, Task::DeleteChild(id));
+                        sa.take_down(env, now, id);
                     }
                 } else {
                     sa.queue_task(env, now, Task::DeleteIke);

@@ -546,7 +546,7 @@ fn has_child(sa: &IkeSa, name: &str) -> bool {
     };
     sa.children
         .values()
-        .any(|child| child.cfg().name == name && child.is_live() && !ending(child.id))
+        .any(|child| child.cfg().name == name && child.is_lasting() && !ending(child.id))
 }
 
 fn is_making_child(sa: &IkeSa, name: &str) -> bool {

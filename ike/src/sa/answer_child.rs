@@ -131,6 +131,11 @@ impl IkeSa {
                 return;
             }
         };
+        if rekeys.is_none() && self.initiator && self.makes_new_child(&conn, selected.index) {
+            let kind = NotifyType::TemporaryFailure;
+            self.refuse_child(env, now, kind, "this side is making the same");
+            return;
+        }
         let method = selected.chosen.suite.key_exchange;
         let mut job = None;
         if let Some(method) = method {
@@ -356,7 +361,7 @@ impl IkeSa {
             self.child_installed(env, now, draft.child, true);
             return;
         };
-        if !self.children.contains_key(&old) {
+        if self.is_gone(old) {
             // It went while its successor was being installed, which stands for itself now.
             self.child_installed(env, now, draft.child, true);
             self.install_outbound(env, draft.child);

@@ -23,6 +23,10 @@ use crate::wire::NotifyType;
 /// How long the peer has to delete a CHILD SA that it has replaced, or made in vain.
 pub(crate) const PEER_DELETE_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long an expired CHILD SA waits for the outcome of its rekeying, and for the peer to delete
+/// it if that is the peer's turn.
+pub(crate) const EXPIRED_LIMIT: Duration = Duration::from_secs(10);
+
 /// A CHILD SA.
 #[derive(Debug)]
 pub(crate) struct ChildSa {
@@ -56,13 +60,15 @@ pub(crate) struct ChildSa {
     pub(crate) pending_out: Option<Box<SaEntry>>,
     /// When to look whether the peer has deleted it, as it should have.
     pub(crate) check_at: Option<Instant>,
-    /// Made by the peer in a collision that it lost; the peer is to delete it.
+    /// Lost a collision: the side that made it is to delete it.
     pub(crate) redundant: bool,
     pub(crate) out_installed: bool,
     /// When it is put to use that stands by, if the peer is not heard before.
     pub(crate) use_at: Option<Instant>,
     /// A hard limit was reached.
     pub(crate) expired: bool,
+    /// Somebody on this side wants it down.
+    pub(crate) taken_down: bool,
     /// When the last of a replaced SA is removed.
     pub(crate) remove_at: Option<Instant>,
     /// The SA that this one replaces.
@@ -105,6 +111,11 @@ impl ChildSa {
     /// Whether packets are meant to pass through it.
     pub(crate) fn is_live(&self) -> bool {
         matches!(self.state, ChildState::Installed | ChildState::Rekeying)
+    }
+
+    /// Whether it will go on serving its purpose.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.is_live() && !self.redundant && !self.expired
     }
 
     /// For listings.
@@ -322,6 +333,7 @@ impl IkeSa {
             out_installed: false,
             use_at: None,
             expired: false,
+            taken_down: false,
             remove_at: None,
             replaces,
             replaced_by: None,

@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
-use super::child::PEER_DELETE_LIMIT;
+use super::child::{ChildSa, EXPIRED_LIMIT, PEER_DELETE_LIMIT};
 use super::create_child::{Creating, Negotiation};
-use super::env::Env;
-use super::{Active, IkeSa, Passive, Task};
-use crate::api::{ChildSaId, ChildState, LogGroup, Now};
+use super::env::{Env, Request};
+use super::{Active, IkeSa, Passive, Task, narrow};
+use crate::api::{ChildSaId, ChildState, ConnectionRef, LogGroup, Now};
+use crate::endpoint::keep::Cause;
 
 impl IkeSa {
     /// A child that this side initiated is in the data plane.
@@ -21,26 +22,24 @@ impl IkeSa {
     ) {
         let id = negotiation.child;
         let Some(old) = negotiation.rekeys else {
-            self.child_installed(env, now, id, true);
+            self.created_anew(env, now, id);
             return;
         };
-        let gone = !self.children.contains_key(&old);
-        self.child_installed(env, now, id, gone && !negotiation.superseded);
-        if negotiation.superseded {
-            self.enqueue(Task::DeleteChild(id));
-            return;
-        }
-        if gone {
-            return;
-        }
-        let collision = negotiation
+        // The peer may have deleted it already, even in vain: what it has answered with an SA of
+        // its own is decided by the nonces, whoever deleted the old one.
+        let gone = self.is_gone(old);
+        let rival = negotiation
             .collision
-            .filter(|(theirs, _)| self.children.contains_key(theirs));
-        let Some((theirs, their_nonce)) = collision else {
-            self.announce_rekey(env, old, id);
-            self.delete_replaced(old);
+            .filter(|(theirs, _)| self.children.get(theirs).is_some_and(ChildSa::is_live));
+        let Some((theirs, their_nonce)) = rival else {
+            self.child_installed(env, now, id, gone);
+            if !gone {
+                self.announce_rekey(env, old, id);
+                self.delete_replaced(old);
+            }
             return;
         };
+        self.child_installed(env, now, id, false);
         // The SA made by the exchange with the lowest of the four nonces is the redundant one; its
         // initiator deletes it, and the other one deletes the old SA (RFC 7296 section 2.8.1).
         let our_nonce = negotiation.nonce.as_slice().min(nonce_r);
@@ -51,8 +50,13 @@ impl IkeSa {
                 1,
                 format!("both sides rekeyed CHILD_SA {{{old}}}; the peer's {{{theirs}}} is kept"),
             );
-            self.announce_rekey(env, old, theirs);
-            self.rekeyed_by_peer(now, old);
+            if let Some(ours) = self.children.get_mut(&id) {
+                ours.redundant = true;
+            }
+            if !gone {
+                self.announce_rekey(env, old, theirs);
+                self.rekeyed_by_peer(now, old);
+            }
             self.enqueue(Task::DeleteChild(id));
         } else {
             self.log(
@@ -65,9 +69,90 @@ impl IkeSa {
                 theirs.redundant = true;
                 theirs.check_at = Some(now.instant + PEER_DELETE_LIMIT);
             }
-            self.announce_rekey(env, old, id);
-            self.delete_replaced(old);
+            if gone {
+                // Theirs took over when the old one went.
+                self.announce_rekey(env, theirs, id);
+                self.arm_children(now);
+            } else {
+                self.announce_rekey(env, old, id);
+                self.delete_replaced(old);
+            }
         }
+    }
+
+    /// A new child that this side initiated is in the data plane. The peer may have made the same
+    /// meanwhile: the original responder gives its own up, and the original initiator has refused
+    /// the peer's as long as it was making its own.
+    fn created_anew(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let twin = self.children.get(&id).filter(|_| !self.initiator);
+        let twin = twin.and_then(|own| {
+            let others = self.children.values().filter(|child| {
+                child.id != id
+                    && child.is_lasting()
+                    && child.conn.name == own.conn.name
+                    && child.index == own.index
+            });
+            others
+                .filter(|child| {
+                    narrow::covers(&child.local_ts, &own.local_ts)
+                        && narrow::covers(&child.remote_ts, &own.remote_ts)
+                })
+                .map(|child| child.id)
+                .next()
+        });
+        let Some(twin) = twin else {
+            self.child_installed(env, now, id, true);
+            return;
+        };
+        self.child_installed(env, now, id, false);
+        self.log(
+            env,
+            LogGroup::Ike,
+            1,
+            format!("both sides made the same CHILD_SA; the peer's {{{twin}}} is kept"),
+        );
+        let Some(own) = self.children.get_mut(&id) else {
+            return;
+        };
+        own.redundant = true;
+        let (connection, child) = (own.conn.name.clone(), own.cfg().name.clone());
+        env.request(Request::ChildUp {
+            ike: self.id,
+            connection,
+            child,
+        });
+        self.enqueue(Task::DeleteChild(id));
+    }
+
+    /// Whether this side is making that child, not to replace another.
+    pub(super) fn makes_new_child(&self, conn: &ConnectionRef, index: usize) -> bool {
+        let Active::CreatingChild(creating) = &self.active else {
+            return false;
+        };
+        let negotiation = creating.negotiation();
+        negotiation.rekeys.is_none() && self.is_child_of(negotiation.child, conn, index)
+    }
+
+    /// Whether the peer's request for that child is being answered, not to replace another.
+    pub(super) fn answers_new_child(&self, conn: &ConnectionRef, index: usize) -> bool {
+        let Passive::CreatingChild(answering) = &self.passive else {
+            return false;
+        };
+        let draft = answering.draft();
+        draft.rekeys.is_none() && self.is_child_of(draft.child, conn, index)
+    }
+
+    fn is_child_of(&self, id: ChildSaId, conn: &ConnectionRef, index: usize) -> bool {
+        self.children
+            .get(&id)
+            .is_some_and(|child| child.conn.name == conn.name && child.index == index)
+    }
+
+    /// Whether a child is deleted at both ends.
+    pub(super) fn is_gone(&self, id: ChildSaId) -> bool {
+        self.children
+            .get(&id)
+            .is_none_or(|child| child.state == ChildState::Deleted)
     }
 
     /// Whether the peer's request to rekey this child is being answered.
@@ -100,8 +185,18 @@ impl IkeSa {
     /// As [`Self::rekeyed_from`], where it is for the peer to delete it.
     pub(crate) fn rekeyed_by_peer(&mut self, now: Now, old: ChildSaId) {
         self.rekeyed_from(old);
-        if let Some(old) = self.children.get_mut(&old) {
-            old.check_at = Some(now.instant + PEER_DELETE_LIMIT);
+        if let Some(child) = self.children.get_mut(&old) {
+            let limit = if child.expired {
+                EXPIRED_LIMIT
+            } else {
+                PEER_DELETE_LIMIT
+            };
+            child.check_at = Some(now.instant + limit);
+            if !child.taken_down {
+                // One that has expired may be about to be deleted out of turn.
+                let delete = |task: &Task| matches!(task, Task::DeleteChild(id) if *id == old);
+                self.queue.retain(|task| !delete(task));
+            }
         }
         self.arm_children(now);
     }
@@ -137,6 +232,7 @@ impl IkeSa {
                 child.replaced_by == Some(lost)
                     && child.state == ChildState::Rekeyed
                     && child.out_installed
+                    && !child.expired
             })
             .map(|child| child.id);
         let Some(before) = before else {
@@ -152,6 +248,7 @@ impl IkeSa {
         if let Some(child) = self.children.get_mut(&before) {
             child.state = ChildState::Installed;
             child.replaced_by = None;
+            child.check_at = None;
         }
         self.announce_rekey(env, lost, before);
         if let Some(child) = self.children.get_mut(&before) {
@@ -172,30 +269,109 @@ impl IkeSa {
         let (Some(old), Some((theirs, _))) = (negotiation.rekeys, &negotiation.collision) else {
             return false;
         };
-        if !self.children.contains_key(theirs) {
+        if !self.children.get(theirs).is_some_and(ChildSa::is_live) {
             return false;
         }
-        self.announce_rekey(env, old, *theirs);
-        self.rekeyed_by_peer(now, old);
+        // If the peer has deleted the old one, its own has taken over already.
+        if !self.is_gone(old) {
+            self.announce_rekey(env, old, *theirs);
+            self.rekeyed_by_peer(now, old);
+        }
         true
     }
 
     /// The child with which the peer replaces `old` while this side's rekeying of it is under way.
+    /// It takes over for now; which of the two stays is decided once this side's is there, too.
     pub(crate) fn collision_successor(
         &mut self,
         env: &mut Env,
         old: ChildSaId,
     ) -> Option<ChildSaId> {
-        let Active::CreatingChild(creating) = &mut self.active else {
-            return None;
-        };
-        let negotiation = creating.negotiation_mut();
-        if negotiation.rekeys != Some(old) {
-            return None;
-        }
-        let (theirs, _) = negotiation.collision.take()?;
-        negotiation.superseded = true;
+        let theirs = self.rival_of(old)?;
         self.announce_rekey(env, old, theirs);
         Some(theirs)
+    }
+
+    /// The child that the peer has made to replace `old`, while this side is about to replace it,
+    /// too.
+    pub(super) fn rival_of(&self, old: ChildSaId) -> Option<ChildSaId> {
+        let Active::CreatingChild(creating) = &self.active else {
+            return None;
+        };
+        let negotiation = creating.negotiation();
+        let (theirs, _) = negotiation.collision.as_ref()?;
+        let live = self.children.get(theirs).is_some_and(ChildSa::is_live);
+        (negotiation.rekeys == Some(old) && live).then_some(*theirs)
+    }
+
+    /// Whether the peer has deleted what it has agreed to just now.
+    pub(super) fn is_doomed(&self, id: ChildSaId, negotiation: &Negotiation) -> bool {
+        let spi = self.children.get(&id).map_or(0, |child| child.spi_out);
+        spi != 0 && negotiation.doomed.contains(&spi)
+    }
+
+    pub(super) fn creation_undone(&mut self, env: &mut Env, now: Now, negotiation: &Negotiation) {
+        self.log(
+            env,
+            LogGroup::Ike,
+            1,
+            "the peer has deleted the CHILD_SA before this side learned of it",
+        );
+        self.remove_child(env, negotiation.child);
+        if self.adopt_collision(env, now, negotiation) {
+            return;
+        }
+        let Some(old) = negotiation.rekeys else {
+            self.retry_creation(env, now, negotiation);
+            return;
+        };
+        // The peer keeps the old one no longer than until it is deleted.
+        if let Some(child) = self.children.get_mut(&old)
+            && child.state == ChildState::Rekeying
+        {
+            child.state = ChildState::Installed;
+            child.expired = true;
+            self.enqueue(Task::DeleteChild(old));
+        }
+    }
+
+    /// A child that expired meanwhile does not wait for another attempt to rekey it.
+    pub(super) fn delete_expired(&mut self, old: ChildSaId) {
+        let expired = |old: &ChildSa| old.expired && old.state == ChildState::Installed;
+        if self.children.get(&old).is_some_and(expired) {
+            self.enqueue(Task::DeleteChild(old));
+        }
+    }
+
+    /// A child is gone that nobody wanted gone: it is made anew unless another of its kind is left.
+    pub(super) fn make_good(&self, env: &mut Env, lost: &ChildSa) {
+        if lost.taken_down || !(lost.redundant || lost.expired) {
+            return;
+        }
+        let left = self.children.values().any(|child| {
+            child.conn.name == lost.conn.name
+                && child.cfg().name == lost.cfg().name
+                && (child.is_lasting()
+                    || matches!(child.state, ChildState::Created | ChildState::Installing))
+        });
+        if left {
+            return;
+        }
+        // Whoever brought it up, by hand too, has not taken it down; strongSwan makes a new one
+        // after a hard limit whatever the actions are.
+        let (connection, cfg) = (lost.conn.name.clone(), lost.cfg());
+        env.request(Request::Restart {
+            connection: connection.clone(),
+            child: cfg.name.clone(),
+            after: Duration::ZERO,
+            cause: Cause::Lost,
+        });
+        let actions = [cfg.start_action, cfg.dpd_action, cfg.close_action];
+        if actions.iter().any(|action| action.trap) {
+            env.request(Request::Trap {
+                connection,
+                child: cfg.name.clone(),
+            });
+        }
     }
 }

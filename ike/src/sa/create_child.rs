@@ -36,8 +36,9 @@ pub(crate) struct Negotiation {
     restarts: u32,
     /// A child that the peer made to replace the same SA, with the lower of its nonces.
     pub(super) collision: Option<(ChildSaId, Vec<u8>)>,
-    /// The peer has carried through its own replacement already.
-    pub(super) superseded: bool,
+    /// SPIs that the peer has deleted, and that this side has never heard of: one of them may be
+    /// in the response, which is late.
+    pub(super) doomed: Vec<u32>,
 }
 
 /// States of an initiator, named for what they await.
@@ -107,6 +108,16 @@ impl Creating {
         true
     }
 
+    /// The peer has deleted an SA that this side does not know, or not yet.
+    pub(super) fn doom(&mut self, spi: u32) {
+        const MAX_DOOMED: usize = 16;
+        if let Self::Response { negotiation, .. } = self
+            && negotiation.doomed.len() < MAX_DOOMED
+        {
+            negotiation.doomed.push(spi);
+        }
+    }
+
     /// The child that is being made.
     pub(crate) fn child(&self) -> Option<ChildSaId> {
         Some(self.negotiation().child)
@@ -134,11 +145,37 @@ impl IkeSa {
         let twin = self.children.values().find(|child| {
             child.cfg().name == cfg.name
                 && child.is_live()
+                && !child.redundant
                 && packet.is_none_or(|(local, remote)| {
                     narrow::covers(&child.local_ts, &[local])
                         && narrow::covers(&child.remote_ts, &[remote])
                 })
         });
+        let twin = twin.map(|twin| (twin.id, twin.expired));
+        let expired = twin.filter(|(_, expired)| *expired);
+        let again = Task::CreateChild {
+            conn: conn.clone(),
+            index,
+            packet,
+        };
+        match expired {
+            // The peer is about to make it; this side's is needed only if that fails.
+            _ if self.answers_new_child(conn, index) => {
+                self.delay(now, Duration::from_secs(1), again);
+                return;
+            }
+            Some((twin, _)) if self.answers_rekey_of(Some(twin)) => {
+                self.delay(now, Duration::from_secs(1), again);
+                return;
+            }
+            // First that one goes, lest the peer go on with it.
+            Some((twin, _)) => {
+                self.enqueue(Task::DeleteChild(twin));
+                self.enqueue(again);
+                return;
+            }
+            None => {}
+        }
         if twin.is_some() {
             let child = cfg.name.clone();
             self.log(
@@ -174,7 +211,7 @@ impl IkeSa {
         let Some(old) = self.children.get_mut(&id) else {
             return;
         };
-        if old.state != ChildState::Installed || old.replaced_by.is_some() {
+        if old.state != ChildState::Installed || old.replaced_by.is_some() || old.redundant {
             return;
         }
         if old.pending_out.is_some() && awaited {
@@ -245,7 +282,7 @@ impl IkeSa {
             nonce: env.rng.bytes(NONCE_LEN),
             restarts: 0,
             collision: None,
-            superseded: false,
+            doomed: Vec::new(),
         });
         let value = method.and_then(|method| self.generate_value(env, Slot::Active, method));
         self.active = Active::CreatingChild(Box::new(Creating::Preparation {
@@ -348,6 +385,10 @@ impl IkeSa {
                 text,
             )
         };
+        if self.is_doomed(id, &negotiation) {
+            self.creation_undone(env, now, &negotiation);
+            return;
+        }
         let Some(nonce_r) = answer.nonce else {
             self.discard_agreed(env, now, id);
             let failure = invalid("the peer's answer has no nonce");
@@ -479,6 +520,7 @@ impl IkeSa {
                     self.remove_child(env, child);
                     if !self.adopt_collision(env, now, &negotiation) {
                         self.enqueue(Task::RekeyChild(old));
+                        self.delete_expired(old);
                     }
                     return;
                 }
@@ -489,7 +531,7 @@ impl IkeSa {
         self.negotiation_failed(env, now, *negotiation, &failure);
     }
 
-    fn retry_creation(&mut self, env: &mut Env, now: Now, negotiation: &Negotiation) {
+    pub(super) fn retry_creation(&mut self, env: &mut Env, now: Now, negotiation: &Negotiation) {
         let wait = Duration::from_millis(2_000 + env.rng.below(4_000));
         match negotiation.rekeys {
             Some(old) => {
@@ -499,6 +541,7 @@ impl IkeSa {
                     old.state = ChildState::Installed;
                     old.retry_at = Some(now.instant + wait);
                 }
+                self.delete_expired(old);
                 self.arm_children(now);
             }
             None => {
@@ -559,6 +602,7 @@ impl IkeSa {
             old_child.retry_at = Some(now.instant + wait);
         }
         let (name, connection) = (old_child.cfg().name.clone(), old_child.conn.name.clone());
+        self.delete_expired(old);
         self.arm_children(now);
         self.log(
             env,

@@ -88,6 +88,9 @@ impl IkeSa {
                 1,
                 format!("the peer deletes a CHILD_SA with SPI {spi:08x}, which does not exist"),
             );
+            if let Active::CreatingChild(creating) = &mut self.active {
+                creating.doom(spi);
+            }
             return None;
         };
         let (id, own, state) = (child.id, child.spi_in, child.state);
@@ -107,16 +110,23 @@ impl IkeSa {
         if state == ChildState::Created || state == ChildState::Installing {
             return None;
         }
-        // Our own rekeying is under way, and the peer's is done: the peer's is the successor.
+        // Our own rekeying is under way, and the peer's is done: the peer's takes over.
         let successor = successor.or_else(|| self.collision_successor(env, id));
         if let Some(successor) = successor {
             self.install_outbound(env, successor);
             self.retire_child(env, now, id);
             return Some(own);
         }
+        // The peer could not use what it had agreed to, and has the SA from before.
+        if self.return_to_predecessor(env, now, id) {
+            return Some(own);
+        }
         let announced = self.children.get(&id).is_some_and(|child| child.announced);
-        self.close_child(env, id);
+        let closed = self.close_child(env, id);
         if !announced {
+            if let Some(closed) = closed.filter(|closed| closed.redundant) {
+                self.make_good(env, &closed);
+            }
             return Some(own);
         }
         if close.start {
@@ -182,25 +192,8 @@ impl IkeSa {
             self.retire_child(env, now, id);
             return;
         }
-        let (expired, conn, cfg) = (child.expired, child.conn.clone(), child.cfg().clone());
-        self.close_child(env, id);
-        if !expired {
-            return;
-        }
-        // Whoever brought it up, by hand too, has not taken it down; strongSwan makes a new one
-        // whatever the actions are.
-        env.request(Request::Restart {
-            connection: conn.name.clone(),
-            child: cfg.name.clone(),
-            after: Duration::ZERO,
-            cause: Cause::Lost,
-        });
-        let actions = [cfg.start_action, cfg.dpd_action, cfg.close_action];
-        if actions.iter().any(|action| action.trap) {
-            env.request(Request::Trap {
-                connection: conn.name.clone(),
-                child: cfg.name,
-            });
+        if let Some(closed) = self.close_child(env, id) {
+            self.make_good(env, &closed);
         }
     }
 

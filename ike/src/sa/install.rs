@@ -9,7 +9,7 @@ use super::child::ChildSa;
 use super::env::{Env, Slot};
 use super::limits::Limits;
 use super::timers::Timer;
-use super::{IkeSa, Task};
+use super::{Active, IkeSa, Task};
 use crate::api::{
     ChildSaId, ChildState, Event, IkeSaId, IkeSaInfo, LogGroup, Now, PlaneAnswer, Token,
 };
@@ -258,6 +258,13 @@ impl IkeSa {
         };
         child.announced = true;
         let new_info = Box::new(child.info());
+        // Whoever replaces this side's rival contends in its stead.
+        if let Active::CreatingChild(creating) = &mut self.active
+            && let Some((rival, _)) = &mut creating.negotiation_mut().collision
+            && *rival == old
+        {
+            *rival = new;
+        }
         let connection = child.conn.name.clone();
         let Some(old) = self.children.get_mut(&old) else {
             return;
@@ -298,20 +305,18 @@ impl IkeSa {
         if let Some(sa) = out {
             env.plane_forget(Op::RemoveSa(sa));
         }
-        if let Some(old) = child.replaces.and_then(|old| self.children.get_mut(&old))
-            && old.replaced_by == Some(id)
-        {
-            old.replaced_by = None;
+        for old in self.children.values_mut() {
+            if old.replaced_by == Some(id) {
+                old.replaced_by = None;
+            }
         }
         self.changed(env);
         Some(child)
     }
 
     /// Ends a child for good: as [`Self::remove_child`], and the world is told if it knew it.
-    pub(crate) fn close_child(&mut self, env: &mut Env, id: ChildSaId) {
-        let Some(child) = self.children.get_mut(&id) else {
-            return;
-        };
+    pub(crate) fn close_child(&mut self, env: &mut Env, id: ChildSaId) -> Option<ChildSa> {
+        let child = self.children.get_mut(&id)?;
         if child.announced {
             child.announced = false;
             if child.state != ChildState::Deleted {
@@ -320,7 +325,7 @@ impl IkeSa {
             let sa = Box::new(self.info_with_child(id));
             env.event(Event::ChildUpDown { up: false, sa });
         }
-        self.remove_child(env, id);
+        self.remove_child(env, id)
     }
 
     /// A replaced child is deleted at both ends: its outbound SA goes at once, its inbound SA after

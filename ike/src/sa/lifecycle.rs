@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::child::EXPIRED_LIMIT;
 use super::env::{Env, Request};
 use super::timers::Timer;
 use super::{Active, IkeSa, Passive, Task};
@@ -282,11 +283,24 @@ impl IkeSa {
 
     /// The peer should have deleted a child by now, but has not.
     fn check_peer_deletes(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let settling = self.rekey_of_is_open(id);
         let Some(child) = self.children.get_mut(&id) else {
             return;
         };
         child.check_at = None;
-        if child.redundant {
+        if matches!(child.state, ChildState::Deleting | ChildState::Deleted) {
+            return;
+        }
+        if child.expired {
+            child.check_at = Some(now.instant + EXPIRED_LIMIT);
+        }
+        if child.expired && settling {
+            return;
+        }
+        // Nothing needs one any more that was replaced by what is gone itself.
+        let orphan = child.state == ChildState::Rekeyed && child.replaced_by.is_none();
+        child.expired |= orphan;
+        if child.redundant || child.expired {
             self.queue_task(env, now, Task::DeleteChild(id));
             return;
         }
@@ -321,14 +335,52 @@ impl IkeSa {
             return;
         };
         child.expires_at = None;
+        // Both of its SAs expire, and the time is up here as well.
+        if child.expired || matches!(child.state, ChildState::Deleting | ChildState::Deleted) {
+            return;
+        }
         child.expired = true;
-        let name = child.cfg().name.clone();
+        child.check_at = Some(now.instant + EXPIRED_LIMIT);
+        let (name, successor) = (child.cfg().name.clone(), child.replaced_by);
         self.log(
             env,
             LogGroup::Chd,
             1,
             format!("CHILD_SA {name}{{{id}}} has reached the end of its lifetime"),
         );
+        // One that is replaced is deleted by the side whose turn it is, and one that is being
+        // replaced once that is decided (RFC 7296 section 2.8.1).
+        let settling = self.rekey_of_is_open(id);
+        let successor = successor.or_else(|| self.rival_of(id));
+        if let Some(successor) = successor {
+            self.install_outbound(env, successor);
+        }
+        if settling || successor.is_some() {
+            self.arm_children(now);
+            return;
+        }
+        self.queue_task(env, now, Task::DeleteChild(id));
+    }
+
+    /// Whether either side's rekeying of a child is under way.
+    fn rekey_of_is_open(&self, id: ChildSaId) -> bool {
+        let ours = matches!(&self.active, Active::CreatingChild(creating)
+            if creating.negotiation().rekeys == Some(id));
+        ours || self.answers_rekey_of(Some(id))
+    }
+
+    /// Somebody on this side wants a child down.
+    pub(crate) fn take_down(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        let Some(wanted) = self.children.get(&id) else {
+            return;
+        };
+        let (conn, index) = (wanted.conn.name.clone(), wanted.index);
+        for child in self.children.values_mut() {
+            // What goes anyway must not bring it back.
+            let leftover = child.redundant || child.replaced_by.is_some();
+            let kin = child.conn.name == conn && child.index == index;
+            child.taken_down |= child.id == id || (kin && leftover);
+        }
         self.queue_task(env, now, Task::DeleteChild(id));
     }
 
@@ -339,7 +391,7 @@ impl IkeSa {
         };
         child.rekey_at = None;
         child.retry_at = None;
-        if child.state != ChildState::Installed || child.replaced_by.is_some() {
+        if child.state != ChildState::Installed || child.replaced_by.is_some() || child.redundant {
             return;
         }
         self.queue_task(env, now, Task::RekeyChild(id));

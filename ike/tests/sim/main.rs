@@ -18,6 +18,7 @@ mod world;
 
 mod attack;
 mod chaos;
+mod expiry;
 mod handshake;
 mod lifecycle;
 mod loss;
