@@ -5,9 +5,10 @@ use swanherd_config::listing::mode_name;
 use swanherd_config::model::{Child, ChildMode};
 use swanherd_ipsec::plane::{PolicyAction, PolicySet};
 use swanherd_vici::Message;
+use swanherd_vici::de::parse_bool;
 use swanherd_vici::installed::{InstalledPolicy, Masked};
 
-use super::args::{failure, flag, success, text};
+use super::args::{failure, success, text};
 use super::names;
 use super::session::Emitter;
 use crate::audits::Report;
@@ -155,7 +156,14 @@ fn to_message(policy: &InstalledPolicy) -> Message {
 
 /// `reconcile`: compares the data plane with what should be in it, and mends it.
 pub(super) async fn reconcile(control: &Control, args: &Message, emitter: &Emitter) -> Message {
-    let dry_run = flag(args, "dry-run");
+    // What cannot be understood counts as not given elsewhere; here that would change the kernel.
+    let dry_run = match args.get("dry-run") {
+        None => false,
+        Some(_) => match args.str("dry-run").and_then(parse_bool) {
+            Some(dry_run) => dry_run,
+            None => return failure("invalid value for: dry-run"),
+        },
+    };
     let asked = control.ask(|reply| Request::Reconcile { dry_run, reply });
     let report = match asked.await {
         Ok(Ok(report)) => report,

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,6 +24,8 @@ const SMALL: usize = 1024;
 /// After a failure, so many changes go by at most until the file is tried again.
 const RETRY: usize = 4096;
 
+/// Far beyond what hundreds of thousands of entries need.
+const MAX_SIZE: u64 = 64 << 20;
 /// How often, and how long after each other, the lock of another process is tried.
 const LOCK_ATTEMPTS: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
@@ -99,10 +101,9 @@ impl Journal {
     /// # Errors
     /// If the file cannot be read.
     pub(crate) fn read(path: &Path) -> io::Result<BTreeSet<Record>> {
-        let content = match std::fs::read(path) {
-            Ok(content) => content,
+        let content = match read_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(error),
+            content => content?,
         };
         let mut entries = BTreeSet::new();
         for line in content.split_inclusive(|octet| *octet == b'\n') {
@@ -235,6 +236,25 @@ impl Journal {
         self.missed = 0;
         Ok(())
     }
+}
+
+/// Reads a file of sensible size, and nothing that one may wait for.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.len() > MAX_SIZE {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "this is no ledger: not a file, or too large",
+        ));
+    }
+    let mut content = Vec::new();
+    file.take(MAX_SIZE).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 /// Locks the ledger at `path` for this process. Where files cannot be made for lack of space there
@@ -393,6 +413,19 @@ mod tests {
             Journal::open(&path).unwrap().entries(),
             &BTreeSet::from([sa(1)])
         );
+    }
+
+    #[test]
+    fn what_is_no_ledger_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        std::fs::File::create(&path)
+            .unwrap()
+            .set_len(MAX_SIZE + 1)
+            .unwrap();
+        assert!(Journal::open(&path).is_err());
+        assert!(Journal::open(folder.path()).is_err());
+        assert!(Journal::read(Path::new("/dev/zero")).is_err());
     }
 
     #[test]

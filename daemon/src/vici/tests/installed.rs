@@ -212,6 +212,23 @@ async fn reconcile_tells_each_difference_and_then_the_sum() {
 }
 
 #[tokio::test]
+async fn nothing_is_mended_for_a_dry_run_that_cannot_be_understood() {
+    let fixture = Fixture::start().await;
+    let mut client = fixture.client().await;
+    for args in [
+        Message::new().with("dry-run", "treu"),
+        Message::new().with_list("dry-run", ["yes"]),
+        Message::new().with_section("dry-run", Message::new()),
+    ] {
+        // The fixture's engine answers nothing: to be asked would hang.
+        let reply = client.request("reconcile", args).await.unwrap();
+        assert_eq!(reply.str("success"), Some("no"), "{reply:?}");
+        assert_eq!(reply.str("errmsg"), Some("invalid value for: dry-run"));
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn a_data_plane_that_cannot_be_read_is_told_in_its_own_words() {
     let mut fixture = Fixture::start().await;
     let mut client = fixture.client().await;
