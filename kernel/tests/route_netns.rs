@@ -23,6 +23,15 @@ fn host() -> Lab {
         lab.ip(0, &format!("link set {link} addrgenmode none"));
         lab.ip(0, &format!("link set {link} up"));
     }
+    // The kernel tells of carriers late on a busy machine, and that is news of the host.
+    let carrier = || lab.ip(0, "link show up0").contains("state UP");
+    for _ in 0..1000 {
+        if carrier() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(carrier(), "the link does not come up");
     lab.ip(0, "addr add 192.0.2.1/24 dev up0");
     lab.ip(0, "addr add 2001:db8::1/64 dev up0 nodad");
     lab.ip(0, "addr add 10.1.0.1/24 dev lo");
