@@ -50,6 +50,8 @@ pub(super) struct Counts {
     acquires_coalesced: AtomicU64,
     acquires_dropped: AtomicU64,
     foreign_changes: AtomicU64,
+    /// Acquires that were delivered a moment ago.
+    asked: std::sync::Mutex<Acquires>,
     /// SAs that an audit found missing, for the event task to report.
     missing: std::sync::Mutex<BTreeSet<SaId>>,
     /// Held while operations are between the books and the kernel, and while both are compared:
@@ -72,6 +74,12 @@ impl Counts {
             foreign_changes: self.foreign_changes.load(Ordering::Relaxed),
             ..EventCounts::default()
         }
+    }
+
+    /// An SA with this request id, or a policy that asked for one, has gone: what comes next asks
+    /// for another.
+    pub(super) fn forget_acquires(&self, reqid: u32) {
+        lock(&self.asked).forget_all(reqid);
     }
 }
 
@@ -108,7 +116,6 @@ pub(super) async fn run(
         shared: &shared,
         sender: &sender,
         mappings: BTreeMap::new(),
-        acquires: Acquires::default(),
         suspect: Suspect::default(),
         due: Due::default(),
         behind: false,
@@ -202,7 +209,6 @@ struct Reader<'a> {
     sender: &'a mpsc::Sender<PlaneEvent>,
     /// Where packets of SAs come from, as last told.
     mappings: BTreeMap<SaId, (IpAddr, u16)>,
-    acquires: Acquires,
     suspect: Suspect,
     /// When what is suspect is compared with the kernel.
     due: Due,
@@ -250,7 +256,8 @@ impl<'a> Reader<'a> {
             count(&counts.acquires_without_selector);
             return;
         };
-        match self.acquires.judge(reqid, peer, Instant::now()) {
+        let fate = lock(&counts.asked).judge(reqid, peer, Instant::now());
+        match fate {
             Fate::Coalesced => count(&counts.acquires_coalesced),
             Fate::TooMany => count(&counts.acquires_dropped),
             Fate::Deliver => {
@@ -262,7 +269,7 @@ impl<'a> Reader<'a> {
                 // The kernel asks again as long as there is traffic.
                 if self.sender.try_send(event).is_err() {
                     count(&counts.acquires_dropped);
-                    self.acquires.forget(reqid, peer);
+                    lock(&counts.asked).forget(reqid, peer);
                 }
             }
         }
@@ -439,7 +446,11 @@ fn forget(shared: &Shared, id: SaId) -> bool {
     let mut books = shared.books();
     let known = books.desired.forget_sa(id);
     books.strike_out(&Record::Sa(id));
-    matches!(known, Some(WantedSa::Installed(_)))
+    let Some(WantedSa::Installed(entry)) = known else {
+        return false;
+    };
+    shared.counts.forget_acquires(entry.reqid);
+    true
 }
 
 /// Reports SAs as hard expired, as soon as there is room, if `still` says so then.

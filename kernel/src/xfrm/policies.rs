@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Installs, replaces and removes sets of policies.
 
+use std::collections::BTreeSet;
+
 use swanherd_ipsec::plane::{HwOffload, Outcome, PlaneError, PolicyAction, PolicySet};
 
 use super::books::reqid_of;
@@ -10,7 +12,7 @@ use super::reconciling::actual;
 use super::{XfrmPlane, absent_is_fine, claims, plane_error};
 use crate::audit::{Difference, Finding, Object, Remedy};
 use crate::netlink::{NetlinkError, Request, Requester};
-use crate::reconcile::{ActualPolicy, Change, Claims, Record};
+use crate::reconcile::{ActualPolicy, Change, Claim, Claims, Record};
 use crate::route_table::RouteTable;
 
 /// A set of policies that was sent to the kernel.
@@ -163,11 +165,11 @@ impl XfrmPlane {
         // A set without claims conflicts with nothing.
         let mut books = self.shared.books();
         books.refused.remove(&id);
-        let changes = books
-            .desired
-            .claim(id, Claims::new())
-            .map(|(_, changes)| changes)
-            .unwrap_or_default();
+        let (old, changes) = books.desired.claim(id, Claims::new()).unwrap_or_default();
+        let reqids: BTreeSet<u32> = old.values().filter_map(Claim::reqid).collect();
+        for reqid in reqids {
+            self.shared.counts.forget_acquires(reqid);
+        }
         let changes = books.without_contested(changes);
         drop(books);
         Planned {

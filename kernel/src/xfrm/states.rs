@@ -331,7 +331,10 @@ impl XfrmPlane {
     pub(super) fn plan_sa_removal(&self, id: SaId) -> Planned {
         let wanted = self.shared.books().desired.forget_sa(id);
         let mark = match wanted {
-            Some(WantedSa::Installed(entry)) => entry.mark,
+            Some(WantedSa::Installed(entry)) => {
+                self.shared.counts.forget_acquires(entry.reqid);
+                entry.mark
+            }
             Some(WantedSa::Reserved) => None,
             // Not ours, or gone already.
             None => return Planned::answered(Ok(Outcome::Done)),

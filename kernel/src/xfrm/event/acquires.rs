@@ -2,7 +2,7 @@
 //! Acquires of one policy that come in quick succession are one.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -55,6 +55,22 @@ impl Acquires {
     pub(super) fn forget(&mut self, reqid: u32, peer: IpAddr) {
         self.asked.remove(&(reqid, peer));
     }
+
+    /// What was asked for under this request id is over. The kernel asks once and then waits for
+    /// as long as its own placeholder of the SA lives, so the next one must not be taken for a
+    /// repetition.
+    pub(super) fn forget_all(&mut self, reqid: u32) {
+        let lowest = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let highest = IpAddr::V6(Ipv6Addr::from_bits(u128::MAX));
+        let over: Vec<_> = self
+            .asked
+            .range((reqid, lowest)..=(reqid, highest))
+            .map(|(asked, _)| *asked)
+            .collect();
+        for asked in over {
+            self.asked.remove(&asked);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -62,7 +78,7 @@ mod tests {
     use super::*;
 
     fn peer(last: u32) -> IpAddr {
-        std::net::Ipv4Addr::from_bits(0xc633_6400 + last).into()
+        Ipv4Addr::from_bits(0xc633_6400 + last).into()
     }
 
     #[test]
@@ -85,6 +101,23 @@ mod tests {
         assert_eq!(acquires.judge(1, peer(2), now), Fate::Deliver);
         acquires.forget(1, peer(2));
         assert_eq!(acquires.judge(1, peer(2), now), Fate::Deliver);
+    }
+
+    #[test]
+    fn what_is_over_is_asked_for_anew_and_the_rest_is_not() {
+        let v6: IpAddr = "ffff:ffff::1".parse().unwrap();
+        let mut acquires = Acquires::default();
+        let now = Instant::now();
+        let all = [(1, peer(1)), (1, v6), (2, peer(1)), (0, v6)];
+        for (reqid, peer) in all {
+            assert_eq!(acquires.judge(reqid, peer, now), Fate::Deliver);
+        }
+
+        acquires.forget_all(1);
+
+        let fates = all.map(|(reqid, peer)| acquires.judge(reqid, peer, now));
+        let again = Fate::Coalesced;
+        assert_eq!(fates, [Fate::Deliver, Fate::Deliver, again, again]);
     }
 
     #[test]
