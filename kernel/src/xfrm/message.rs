@@ -568,14 +568,18 @@ pub(super) fn attributes(payload: &[u8], offset: usize) -> impl Iterator<Item = 
 enum Window {
     /// Up to 32 packets, in the base structure.
     Plain(u8),
-    /// In an attribute of its own.
+    /// In an attribute of its own, a power of two.
     Extended(u32),
 }
 
 fn replay_window(esn: bool, window: u32) -> Window {
     match u8::try_from(window) {
         Ok(window @ 0..=32) if !esn => Window::Plain(window),
-        _ => Window::Extended(window.clamp(1, MAX_WINDOW)),
+        // The kernel finds a packet's bit by its number modulo the window, and begins to count
+        // below zero, at 2^32 - 1: with a window that does not divide 2^32 the bit of the first
+        // packet, and with ESN those around each 2^32nd, are looked for where they are not, and
+        // duplicates pass.
+        _ => Window::Extended(window.clamp(1, MAX_WINDOW).next_power_of_two()),
     }
 }
 

@@ -71,6 +71,30 @@ pub(crate) async fn a_window_lets_late_packets_pass_once<B: Bed>() {
     }
 }
 
+pub(crate) async fn the_first_packets_pass_once_whatever_the_window<B: Bed>() {
+    let bench = Bench::<B>::connected().await;
+    let socket = bench.listen(7000).await;
+    for (size, esn) in [(5, true), (33, false), (33, true), (96, false), (100, true)] {
+        let sa = SaEntry {
+            replay_window: size,
+            esn,
+            ..sa_in()
+        };
+        bench.host.reinstall(sa).await;
+
+        for seq in [1, 1, 2, 1, 2, 3, 3, 1, 2] {
+            bench.inject(&Esp {
+                esn,
+                ..numbered(seq)
+            });
+        }
+
+        assert_eq!(arrivals(&socket).await, [1, 2, 3], "{size} {esn}");
+        let counters = bench.host.counters(sa_in().id()).await;
+        assert_eq!(counters.replay_drops, 6, "{size} {esn}");
+    }
+}
+
 pub(crate) async fn a_window_of_none_lets_everything_pass<B: Bed>() {
     let bench = bench_with::<B>(SaEntry {
         replay_window: 0,
