@@ -20,8 +20,8 @@ mod message;
 
 pub(crate) use message::{SeenRoute, SeenRule};
 use message::{
-    destination_of, is_usable, local_address, metric_of, next_hop_of, seen_rule, table_of,
-    tunnel_route, tunnel_rule, virtual_address,
+    destination_of, guard_route, is_usable, local_address, metric_of, next_hop_of, seen_rule,
+    table_of, tunnel_route, tunnel_rule, virtual_address,
 };
 
 /// The routing table that tunnels' routes go into, and the priority of the rule that consults it.
@@ -134,6 +134,10 @@ impl Router {
                 } else {
                     Lookup::Unreachable
                 }
+            }
+            // Perhaps by a route of ours; see `install_guard`.
+            Err(NetlinkError::Refused { errno, .. }) if errno == libc::EHOSTUNREACH => {
+                Lookup::Hidden
             }
             Ok(_) | Err(NetlinkError::Refused { .. }) => Lookup::Unreachable,
             Err(error) => return Err(error),
@@ -293,6 +297,40 @@ impl Router {
                         .del(tunnel_route(destination, None))
                         .execute()
                 })
+                .await,
+        )
+    }
+
+    /// Adds a route in [`TUNNEL_TABLE`], marked as ours, that stops packets to `destination` while
+    /// there is no other route of that table: those into a device go when the device does. One
+    /// that is there already is fine.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) async fn install_guard(
+        &self,
+        destination: (IpAddr, u8),
+    ) -> Result<(), NetlinkError> {
+        let message = guard_route(destination);
+        let added = self
+            .rtnl
+            .command(|handle| handle.route().add(message).execute())
+            .await;
+        match added {
+            Err(NetlinkError::Refused { errno, .. }) if errno == libc::EEXIST => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Removes what [`install_guard`](Self::install_guard) added; one that is not there is fine.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) async fn remove_guard(&self, destination: (IpAddr, u8)) -> Result<(), NetlinkError> {
+        let message = guard_route(destination);
+        absent_is_fine(
+            self.rtnl
+                .command(|handle| handle.route().del(message).execute())
                 .await,
         )
     }

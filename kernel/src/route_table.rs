@@ -72,6 +72,16 @@ impl RouteTable {
         }
     }
 
+    /// Leads the routes into another device from the next audit on.
+    pub(crate) fn lead_into(&mut self, interface: u32) {
+        if let Way::Device { interface: old, .. } = &mut self.way {
+            *old = interface;
+        }
+        for demand in self.demands.values_mut() {
+            demand.lead_into(interface);
+        }
+    }
+
     /// Installs the routes that `set` needs, in place of those that it had. What cannot be
     /// installed is reported and left to the next audit: a tunnel without a route still carries
     /// traffic that other routes send its way.
@@ -166,8 +176,14 @@ impl RouteTable {
     /// Removes all routes, rules and virtual addresses that we installed.
     pub async fn clear(&mut self, router: &Router) {
         self.demands.clear();
-        self.owners.clear();
+        let guarded = std::mem::take(&mut self.owners);
         self.refused.clear();
+        if self.way.mark().is_some() {
+            // Also those whose routes have gone with the device.
+            for network in guarded.into_keys() {
+                warn_on_error(network, router.remove_guard(network).await);
+            }
+        }
         for network in std::mem::take(&mut self.installed).into_keys() {
             warn_on_error(network, router.remove(network).await);
         }
@@ -197,6 +213,8 @@ impl RouteTable {
             (Some(installed), Some(wanted)) if installed.wanted == wanted => Ok(()),
             (_, Some(wanted)) => self.put(router, network, wanted).await,
             (Some(_), None) => self.take_out(router, network).await,
+            // One whose device did not take a route.
+            (None, None) if self.way.mark().is_some() => router.remove_guard(network).await,
             (None, None) => Ok(()),
         };
         self.note(network, outcome)
@@ -230,7 +248,17 @@ impl RouteTable {
         if !self.rules.contains(&u8::from(family)) {
             self.put_rule(router, family).await?;
         }
+        // First, so that it is there from the first packet on.
+        if self.way.guards(route) {
+            router.install_guard(network).await?;
+        }
         let actual = install(router, network, route).await?;
+        if !self.way.guards(route)
+            && let Some(old) = self.installed.get(&network)
+            && self.way.guards(old.wanted)
+        {
+            router.remove_guard(network).await?;
+        }
         let wanted = route;
         self.installed.insert(network, Installed { wanted, actual });
         Ok(())
@@ -249,6 +277,11 @@ impl RouteTable {
     }
 
     async fn take_out(&mut self, router: &Router, network: Network) -> Result<(), NetlinkError> {
+        if let Some(installed) = self.installed.get(&network)
+            && self.way.guards(installed.wanted)
+        {
+            router.remove_guard(network).await?;
+        }
         router.remove(network).await?;
         self.installed.remove(&network);
         Ok(())

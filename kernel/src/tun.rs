@@ -28,6 +28,12 @@
 //! - Packets that arrive in clear by another interface do not pass here, so that nobody asks
 //!   whether they should have been protected. Strict reverse path filtering (`rp_filter`) stops
 //!   them, as does a firewall.
+//! - The device can be deleted, moved to another network namespace, or set down, by others. Beside
+//!   each route into it stands one that makes its network unreachable, of a metric that counts only
+//!   while the other is gone, so that nothing leaves in clear then. A device that is gone is made
+//!   anew at once; one that is down stays down until it is set up again.
+//!   A process that is killed leaves them standing: nothing leaves in clear until the next start,
+//!   which removes them.
 //! - Transport mode, BEET, marks, XFRM interfaces and ESP without UDP need the kernel's plane;
 //!   [`DataPlane::capabilities`] says so before anything is negotiated.
 
@@ -40,6 +46,7 @@ mod device;
 mod ecn;
 mod listing;
 mod receive;
+mod revive;
 mod segment;
 mod shared;
 mod system;
@@ -132,6 +139,8 @@ pub struct TunPlane {
     ticker: AbortHandle,
     /// Follows this host's network.
     watch: AbortHandle,
+    /// Replaces a device that somebody deletes.
+    reviver: AbortHandle,
 }
 
 impl TunPlane {
@@ -160,10 +169,10 @@ impl TunPlane {
         let clear = Clear::open(config.mark)?;
         let waker = Waker::new()?;
         let device = Device::create(&config.device, config.workers.clamp(1, 64))?;
-        let mut system = System::open(device.index(), config.mark)?;
         let batch = SOCKET_BATCH / (config.mtu + ESP_OVERHEAD);
         let gso_max_size = (batch.max(1) * (config.mtu - 60)).clamp(16_000, 65_000);
-        if let Err(error) = system.start(config.mtu, gso_max_size).await {
+        let mut system = System::open(device.index(), config.mtu, gso_max_size, config.mark)?;
+        if let Err(error) = system.start().await {
             system.shutdown().await;
             return Err(io::Error::other(error));
         }
@@ -177,16 +186,20 @@ impl TunPlane {
             joins_udp = device.joins_udp(),
             "TUN plane runs"
         );
+        let told = events.clone();
+        let shared = Arc::new(Shared::new(device, socket, waker, clear, events, ike));
         let adapter = watching::Adapter {
             router: system.router(),
             system: Arc::new(Mutex::new(system)),
+            shared: Arc::downgrade(&shared),
         };
         let system = Arc::clone(&adapter.system);
-        let watch = tokio::spawn(watch::run(changes, adapter, events.clone()));
-        let shared = Arc::new(Shared::new(device, socket, waker, clear, events, ike));
+        let reviver = revive::run(Arc::clone(&shared), Arc::clone(&system));
+        let watch = tokio::spawn(watch::run(changes, adapter, told));
         let mut plane = Self {
             ticker: tokio::spawn(tick(Arc::downgrade(&shared))).abort_handle(),
             watch: watch.abort_handle(),
+            reviver: tokio::spawn(reviver).abort_handle(),
             shared,
             system,
             threads: std::sync::Mutex::default(),
@@ -485,6 +498,7 @@ impl DataPlane for TunPlane {
     async fn shutdown(&self) {
         self.ticker.abort();
         self.watch.abort();
+        self.reviver.abort();
         self.shared.stop();
         let threads = std::mem::take(
             &mut *self
@@ -500,7 +514,9 @@ impl DataPlane for TunPlane {
             }
         });
         let _ = joined.await;
-        self.system.lock().await.shutdown().await;
+        // Held to the end, so that no device is made after it.
+        let mut system = self.system.lock().await;
+        system.shutdown().await;
         if let Err(error) = self.shared.device.close() {
             tracing::warn!(%error, device = self.shared.device.name(), "TUN device stays behind");
         }
@@ -512,6 +528,7 @@ impl Drop for TunPlane {
     fn drop(&mut self) {
         self.ticker.abort();
         self.watch.abort();
+        self.reviver.abort();
         self.shared.stop();
     }
 }

@@ -8,9 +8,10 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd as _;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Two namespaces joined by a veth pair, gone when dropped.
 struct Lab {
@@ -366,6 +367,240 @@ fn time_limits_expire_without_traffic() {
     assert_eq!(a.matches("hard: false").count(), 2, "{a}");
     assert_eq!(a.matches("hard: true").count(), 2, "{a}");
     assert!(!a.contains("\nsa "), "no SA is left: {a}");
+}
+
+/// Frames to the inner addresses of b that come to its Ethernet link in clear.
+struct Clear {
+    seen: Arc<AtomicU32>,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Clear {
+    fn watch(lab: &Lab) -> Self {
+        let socket = lab.enter("b", || {
+            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+            let (domain, kind) = (socket2::Domain::PACKET, socket2::Type::RAW);
+            let socket = socket2::Socket::new(domain, kind, Some(all.into())).unwrap();
+            let timeout = Some(Duration::from_millis(50));
+            socket.set_read_timeout(timeout).unwrap();
+            socket
+        });
+        let mut socket = socket.join().unwrap();
+        let (seen, ended) = (
+            Arc::new(AtomicU32::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (count, end) = (Arc::clone(&seen), Arc::clone(&ended));
+        let (v4, v6) = (INNER_B.parse().unwrap(), INNER_B6.parse().unwrap());
+        let (v4, v6): (std::net::Ipv4Addr, std::net::Ipv6Addr) = (v4, v6);
+        let thread = std::thread::spawn(move || {
+            let mut frame = [0; 4096];
+            while !end.load(Ordering::Relaxed) {
+                let len = socket.read(&mut frame).unwrap_or(0);
+                // Those of the TUN device have no Ethernet header.
+                let in_clear = match frame[..len].get(12..14) {
+                    Some([0x08, 0x00]) => frame[30..34] == v4.octets(),
+                    Some([0x86, 0xdd]) => frame[38..54] == v6.octets(),
+                    _ => false,
+                };
+                count.fetch_add(u32::from(in_clear), Ordering::Relaxed);
+            }
+        });
+        Self {
+            seen,
+            ended,
+            thread: Some(thread),
+        }
+    }
+
+    fn seen(&self) -> u32 {
+        self.seen.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Clear {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+/// A client in a that sends all the time, and what a server in b answers it.
+struct Chatter {
+    sent: Arc<AtomicU32>,
+    answered: Arc<AtomicU32>,
+    ended: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Chatter {
+    fn start(lab: &Lab, a: &'static str, b: &'static str) -> Self {
+        let bound = |addr: &'static str| {
+            move || {
+                let socket = UdpSocket::bind((addr, 0)).unwrap();
+                let timeout = Some(Duration::from_millis(2));
+                socket.set_read_timeout(timeout).unwrap();
+                socket
+            }
+        };
+        let near = lab.enter("a", bound(a)).join().unwrap();
+        let far = lab.enter("b", bound(b)).join().unwrap();
+        let to = far.local_addr().unwrap();
+        let (sent, answered) = (Arc::default(), Arc::default());
+        let ended = Arc::new(AtomicBool::new(false));
+        let mut chatter = Self {
+            sent: Arc::clone(&sent),
+            answered: Arc::clone(&answered),
+            ended: Arc::clone(&ended),
+            threads: Vec::new(),
+        };
+        let end = Arc::clone(&ended);
+        chatter.threads.push(std::thread::spawn(move || {
+            let mut buffer = [0; 2000];
+            while !end.load(Ordering::Relaxed) {
+                if let Ok((len, from)) = far.recv_from(&mut buffer) {
+                    let _ = far.send_to(&buffer[..len], from);
+                }
+            }
+        }));
+        chatter.threads.push(std::thread::spawn(move || {
+            let mut buffer = [0; 2000];
+            while !ended.load(Ordering::Relaxed) {
+                // Refused while there is no way.
+                let _ = near.send_to(&[7; DATAGRAM], to);
+                sent.fetch_add(1, Ordering::Relaxed);
+                if near.recv_from(&mut buffer).is_ok() {
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }));
+        chatter
+    }
+
+    /// How long it takes until ten more are answered.
+    fn resumes(&self) -> Duration {
+        let begun = Instant::now();
+        let enough = self.answered.load(Ordering::Relaxed) + 10;
+        until("answers", || {
+            self.answered.load(Ordering::Relaxed) >= enough
+        });
+        begun.elapsed()
+    }
+
+    /// Waits until so many more were sent, answered or not.
+    fn goes_on(&self, count: u32) {
+        let enough = self.sent.load(Ordering::Relaxed) + count;
+        until("datagrams", || self.sent.load(Ordering::Relaxed) >= enough);
+    }
+}
+
+impl Drop for Chatter {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < 10 * PATIENCE, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_device_that_others_take_away_is_made_anew_and_nothing_leaves_in_clear() {
+    let Some(lab) = Lab::new() else { return };
+    let ns = lab.ns("a");
+    let ip = |words: &str| {
+        let mut all = vec!["ip", "-n", &ns];
+        all.extend(words.split(' '));
+        run(&all);
+    };
+    // Neighbours are asked for from link-local addresses where the packet's own is another link's.
+    ip("addr add fe80::1/64 dev veth0 nodad");
+    run(&[
+        "ip",
+        "-n",
+        &lab.ns("b"),
+        "addr",
+        "add",
+        "fe80::2/64",
+        "dev",
+        "veth0",
+        "nodad",
+    ]);
+    // Without a tunnel, packets would get through as well.
+    ip("route add 10.2.0.0/16 via 192.0.2.2");
+    ip("-6 route add fd00:2::/32 via 2001:db8::2");
+    for (ends, inner, workers) in [
+        (
+            [(A, "10.1.0.0/16"), (B, "10.2.0.0/16")],
+            [INNER_A, INNER_B],
+            "workers=1",
+        ),
+        (
+            [(A, "fd00:1::/32"), (B, "fd00:2::/32")],
+            [INNER_A6, INNER_B6],
+            "workers=2",
+        ),
+    ] {
+        let clear = Clear::watch(&lab);
+        let chatter = Chatter::start(&lab, inner[0], inner[1]);
+        until("packets in clear", || clear.seen() > 0);
+        drop(chatter);
+        let b = lab.plane_between("b", ends, "aes128gcm", &[]);
+        let a = lab.plane_between("a", ends, "aes128gcm", &[workers]);
+        let chatter = Chatter::start(&lab, inner[0], inner[1]);
+        chatter.resumes();
+        let before = clear.seen();
+
+        for _ in 0..3 {
+            ip("link del ipsec0");
+            let took = chatter.resumes();
+            println!("{workers}: traffic resumed {took:?} after the deletion");
+            assert!(took < PATIENCE, "{took:?}");
+        }
+        ip("link set ipsec0 down");
+        chatter.goes_on(50);
+        ip("link set ipsec0 up");
+        let took = chatter.resumes();
+        println!("{workers}: traffic resumed {took:?} after the link came up");
+        assert!(took < PATIENCE, "{took:?}");
+        ip(&format!(
+            "link set ipsec0 netns {} name moved0",
+            lab.ns("b")
+        ));
+        let took = chatter.resumes();
+        println!("{workers}: traffic resumed {took:?} after the device had moved");
+        assert!(took < PATIENCE, "{took:?}");
+        let is_in_b = || {
+            lab.exec("b", &["ip", "link", "show", "moved0"])
+                .status
+                .success()
+        };
+        until("the end of the device that moved", || !is_in_b());
+
+        assert_eq!(clear.seen(), before, "packets left in clear");
+        let link = lab.exec("a", &["ip", "link", "show", "ipsec0"]).stdout;
+        let link = String::from_utf8_lossy(&link).into_owned();
+        assert!(link.contains("mtu 1400"), "{link}");
+        // What stops packets goes with the plane, also when the device cannot take routes.
+        ip("link set ipsec0 down");
+        drop(chatter);
+        a.stop();
+        b.stop();
+        for family in ["-4", "-6"] {
+            let left = lab
+                .exec("a", &["ip", family, "route", "show", "table", "220"])
+                .stdout;
+            assert_eq!(String::from_utf8_lossy(&left), "");
+        }
+    }
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub(crate) struct SeenRoute {
     pub(crate) route: Option<TunnelRoute>,
     /// Who installed it.
     pub(crate) protocol: u8,
+    /// Whether it is one of [`Router::install_guard`](super::Router::install_guard).
+    pub(crate) guard: bool,
 }
 
 impl SeenRoute {
@@ -44,8 +46,24 @@ impl SeenRoute {
                 _ => None,
             },
             protocol: route.header.protocol.into(),
+            guard: route.header.kind == RouteType::Unreachable
+                && metric_of(route) == GUARD_METRIC
+                && u8::from(route.header.protocol) == OUR_PROTOCOL,
         })
     }
+}
+
+/// Of the route that counts only while there is no other to its destination.
+const GUARD_METRIC: u32 = u32::MAX;
+
+/// The route that stops packets to `network` while there is no other.
+pub(super) fn guard_route(network: (IpAddr, u8)) -> RouteMessage {
+    let mut message = tunnel_route(network, Some(TunnelRoute::Throw));
+    message.header.kind = RouteType::Unreachable;
+    message
+        .attributes
+        .push(RouteAttribute::Priority(GUARD_METRIC));
+    message
 }
 
 /// A rule that consults [`TUNNEL_TABLE`].

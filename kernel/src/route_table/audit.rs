@@ -42,11 +42,18 @@ impl RouteTable {
                 .await?;
         }
         let mut seen = BTreeMap::<Network, Vec<SeenRoute>>::new();
+        let mut guards = BTreeSet::new();
         for family in FAMILIES {
             for route in router.tunnel_routes(family).await? {
-                seen.entry(route.network).or_default().push(route);
+                if route.guard {
+                    guards.insert(route.network);
+                } else {
+                    seen.entry(route.network).or_default().push(route);
+                }
             }
         }
+        self.audit_guards(router, &wanted, &guards, &mut findings, dry_run)
+            .await;
         self.audit_routes(router, &wanted, &seen, &mut findings, dry_run)
             .await;
         Ok(findings)
@@ -171,6 +178,53 @@ impl RouteTable {
             ));
         }
         Ok(())
+    }
+
+    async fn audit_guards(
+        &self,
+        router: &Router,
+        wanted: &BTreeMap<Network, TunnelRoute>,
+        seen: &BTreeSet<Network>,
+        findings: &mut Vec<Finding>,
+        dry_run: bool,
+    ) {
+        let wanted: BTreeSet<Network> = wanted
+            .iter()
+            .filter(|(_, route)| self.way.guards(**route))
+            .map(|(network, _)| *network)
+            .collect();
+        for network in wanted.symmetric_difference(seen) {
+            let (difference, reason, done) = if wanted.contains(network) {
+                (
+                    Difference::Missing,
+                    "the route that stops packets while the device is away is gone",
+                    Remedy::Installed,
+                )
+            } else {
+                (
+                    Difference::Unwanted,
+                    "no tunnel wants a route that stops packets",
+                    Remedy::Removed,
+                )
+            };
+            let remedy = if dry_run {
+                Remedy::None
+            } else if difference == Difference::Missing {
+                remedy(done, router.install_guard(*network).await)
+            } else {
+                remedy(done, router.remove_guard(*network).await)
+            };
+            findings.push(Finding {
+                owner: self.owner_of(network),
+                ..finding(
+                    Object::Route(*network),
+                    difference,
+                    None,
+                    reason.to_owned(),
+                    remedy,
+                )
+            });
+        }
     }
 
     async fn audit_routes(

@@ -27,6 +27,15 @@ pub(super) enum Way {
 }
 
 impl Way {
+    /// Whether packets to where `route` leads must be stopped while it is gone: the device, which
+    /// protects them, may vanish, while XFRM protects them on every other way as well.
+    pub(super) fn guards(self, route: TunnelRoute) -> bool {
+        matches!(
+            (self, route),
+            (Self::Device { .. }, TunnelRoute::Via { .. })
+        )
+    }
+
     /// The mark of packets that do not look into the tunnels' table.
     pub(super) fn mark(self) -> Option<u32> {
         match self {
@@ -80,6 +89,13 @@ impl Demand {
             networks,
             local: set.local.clone(),
             target,
+        }
+    }
+
+    /// Leads into another device, if into one.
+    pub(super) fn lead_into(&mut self, interface: u32) {
+        if let Target::Device(device) = &mut self.target {
+            *device = interface;
         }
     }
 

@@ -6,10 +6,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// `linux/if_tun.h`.
 const TUNSETIFF: u32 = 0x4004_54ca;
 const TUNSETOFFLOAD: u32 = 0x4004_54d0;
+const TUNGETIFF: u32 = 0x4004_54d2;
 const IFF_TUN: u16 = 0x0001;
 const IFF_MULTI_QUEUE: u16 = 0x0100;
 const IFF_NO_PI: u16 = 0x1000;
@@ -31,13 +33,15 @@ const IOW: u32 = if cfg!(any(
 } else {
     0x4000_0000
 };
+/// There too.
+const IOR: u32 = 0xc000_0000 ^ IOW;
 
 /// An open TUN device, gone when the last queue closes.
 #[derive(Debug)]
 pub(super) struct Device {
     queues: Vec<File>,
     name: String,
-    index: u32,
+    index: AtomicU32,
     joins_udp: bool,
 }
 
@@ -55,7 +59,7 @@ impl Device {
         let mut device = Self {
             queues: Vec::new(),
             name: name.to_owned(),
-            index: 0,
+            index: AtomicU32::new(0),
             joins_udp: false,
         };
         for _ in 0..queues.max(1) {
@@ -70,7 +74,7 @@ impl Device {
             device.joins_udp = enable_offloads(file.as_raw_fd())?;
             device.queues.push(file);
         }
-        device.index = index_of(&device.name)?;
+        device.index = AtomicU32::new(index_of(&device.name)?);
         Ok(device)
     }
 
@@ -81,7 +85,27 @@ impl Device {
 
     /// Its interface index.
     pub(super) fn index(&self) -> u32 {
-        self.index
+        self.index.load(Ordering::Relaxed)
+    }
+
+    /// Whether nobody has deleted it.
+    pub(super) fn is_there(&self) -> bool {
+        // SAFETY: ifreq is plain data for which all zeroes is a valid value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let number = TUNGETIFF & 0x3fff_ffff | IOR;
+        // SAFETY: TUNGETIFF writes an ifreq, which `request` is.
+        unsafe { libc::ioctl(self.fd(0), number as _, &raw mut request) == 0 }
+    }
+
+    /// Creates the device anew, as it was, and leads all descriptors to the new one. What is left
+    /// of the old one goes once nobody waits for it any more.
+    pub(super) fn renew(&self) -> io::Result<()> {
+        let new = Self::create(&self.name, self.queues())?;
+        for (old, new) in self.queues.iter().zip(&new.queues) {
+            lead_to(old, new)?;
+        }
+        self.index.store(new.index(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Whether it takes and gives runs of UDP datagrams (Linux 6.2).
@@ -104,13 +128,7 @@ impl Device {
             .write(true)
             .open("/dev/null")?;
         for queue in &self.queues {
-            // SAFETY: both descriptors are open and ours. The one that is replaced stays valid for
-            // its owner; what it named is closed.
-            let status =
-                unsafe { libc::dup3(nowhere.as_raw_fd(), queue.as_raw_fd(), libc::O_CLOEXEC) };
-            if status < 0 {
-                return Err(io::Error::last_os_error());
-            }
+            lead_to(queue, &nowhere)?;
         }
         Ok(())
     }
@@ -124,6 +142,17 @@ impl Device {
     pub(super) fn write(&self, queue: usize, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         (&self.queues[queue]).write_vectored(parts)
     }
+}
+
+/// Lets the descriptor of one file name another one.
+fn lead_to(file: &File, other: &File) -> io::Result<()> {
+    // SAFETY: both descriptors are open and ours. The one that is replaced stays valid for its
+    // owner; what it named is closed.
+    let status = unsafe { libc::dup3(other.as_raw_fd(), file.as_raw_fd(), libc::O_CLOEXEC) };
+    if status < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 fn attach(fd: RawFd, name: &str, flags: u16) -> io::Result<String> {

@@ -13,7 +13,8 @@ use tokio::sync::mpsc;
 
 use super::clear::Clear;
 use super::deadlines::Deadlines;
-use super::device::{Device, Waker};
+use super::device::{Device, Waker, wait};
+use super::revive::Losses;
 use super::tables::{Tables, Template};
 use crate::plane::{AcquireCounts, DropCounts};
 use crate::udp::{IkeSocket, Received};
@@ -25,6 +26,9 @@ const ACQUIRE_INTERVAL: Duration = Duration::from_secs(30);
 /// Events that may wait for a slow reader. Expiries come at most twice an SA, so only mapping
 /// changes can be lost, which are reported again.
 const BACKLOG: usize = 65_536;
+
+/// How long a thread rests whose device cannot be read.
+const FAILED_PAUSE_MS: i32 = 20;
 
 /// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +73,8 @@ pub(super) struct Shared {
     deadlines: Mutex<Deadlines>,
     drops: [AtomicU64; DROP_REASONS],
     stopping: AtomicBool,
-    device_failed: AtomicBool,
+    /// Where it is told that the device is gone.
+    pub(super) losses: Losses,
 }
 
 impl Shared {
@@ -100,7 +105,7 @@ impl Shared {
             deadlines: Mutex::default(),
             drops: std::array::from_fn(|_| AtomicU64::new(0)),
             stopping: AtomicBool::new(false),
-            device_failed: AtomicBool::new(false),
+            losses: Losses::default(),
         }
     }
 
@@ -175,12 +180,12 @@ impl Shared {
         true
     }
 
-    /// The device cannot be read. Says so once, and slows the caller down.
+    /// The device cannot be read, because it was deleted, or for a moment. Slows the caller down,
+    /// whose polls return at once.
     pub(super) fn device_failed(&self, error: &std::io::Error) {
-        if !self.device_failed.swap(true, Ordering::Relaxed) {
-            tracing::error!(%error, device = self.device.name(), "TUN device is gone");
-        }
-        std::thread::sleep(Duration::from_millis(200));
+        tracing::trace!(%error, "reading the TUN device");
+        self.losses.look();
+        wait([self.waker.fd()], libc::POLLIN, FAILED_PAUSE_MS);
     }
 
     /// A limit in octets or packets was reached. Called with an SA's lock held, so a hard expiry is

@@ -17,31 +17,50 @@ use crate::route_table::RouteTable;
 pub(super) struct System {
     router: Arc<Router>,
     interface: u32,
+    mtu: u32,
+    gso_max_size: u32,
     /// Its rule sends everything but our own ESP and IKE into the device.
     routes: RouteTable,
 }
 
 impl System {
-    pub(super) fn open(interface: u32, mark: u32) -> io::Result<Self> {
+    /// For a device of this index, MTU, and largest packet before segmentation.
+    pub(super) fn open(interface: u32, mtu: u32, gso_max_size: u32, mark: u32) -> io::Result<Self> {
         Ok(Self {
             router: Arc::new(Router::open()?),
             interface,
+            mtu,
+            gso_max_size,
             routes: RouteTable::into_device(interface, mark),
         })
     }
 
     /// Brings the link up, and removes what an earlier run left behind.
-    pub(super) async fn start(&mut self, mtu: u32, gso_max_size: u32) -> Result<(), NetlinkError> {
-        self.router.raise_link(self.interface, mtu).await?;
+    pub(super) async fn start(&mut self) -> Result<(), NetlinkError> {
+        self.raise().await?;
+        self.audit(false).await.map(|_| ())
+    }
+
+    /// Goes on with another device in place of one that is gone: brings its link up, and leads
+    /// the routes into it.
+    pub(super) async fn move_to(&mut self, interface: u32) -> Result<(), NetlinkError> {
+        self.interface = interface;
+        self.routes.lead_into(interface);
+        self.raise().await?;
+        self.mend().await
+    }
+
+    async fn raise(&self) -> Result<(), NetlinkError> {
+        self.router.raise_link(self.interface, self.mtu).await?;
         // Only makes batches fit better; kernels before 4.16 cannot set it.
         if let Err(error) = self
             .router
-            .set_gso_max_size(self.interface, gso_max_size)
+            .set_gso_max_size(self.interface, self.gso_max_size)
             .await
         {
             tracing::debug!(%error, "TUN device keeps its largest segment size");
         }
-        self.audit(false).await.map(|_| ())
+        Ok(())
     }
 
     /// Installs the routes of a set in place of those of its predecessor `old`. Without them no

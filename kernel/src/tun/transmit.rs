@@ -24,6 +24,8 @@ const BATCH_HIGH: usize = 48 * 1024;
 /// Limits of one UDP segmentation offload call: datagrams, and octets with IP and UDP headers.
 const GROUP_SEGMENTS: usize = 64;
 const GROUP_OCTETS: usize = 65_400;
+/// After this the thread waits anew, in case the device was replaced while it waited.
+const DEVICE_WAIT_MS: i32 = 1000;
 /// How long a full send buffer may hold up the thread before packets are dropped.
 const SEND_PATIENCE_MS: i32 = 50;
 
@@ -39,7 +41,7 @@ pub(super) fn run(shared: &Arc<Shared>, queue: usize) {
         wait(
             [shared.device.fd(queue), shared.waker.fd()],
             libc::POLLIN,
-            -1,
+            DEVICE_WAIT_MS,
         );
         loop {
             match shared.device.read(queue, &mut buffer) {
@@ -47,7 +49,7 @@ pub(super) fn run(shared: &Arc<Shared>, queue: usize) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
-                    // Somebody deleted the device; polls return at once from now on.
+                    // Somebody deleted the device; polls return at once until there is a new one.
                     shared.device_failed(&error);
                     break;
                 }

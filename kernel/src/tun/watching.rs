@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What changes of this host's network mean to the routes into the device.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tokio::sync::Mutex;
 
+use super::shared::Shared;
 use super::system::System;
 use crate::route::Router;
 use crate::watch::Watcher;
@@ -13,6 +14,7 @@ use crate::watch::Watcher;
 pub(super) struct Adapter {
     pub(super) router: Arc<Router>,
     pub(super) system: Arc<Mutex<System>>,
+    pub(super) shared: Weak<Shared>,
 }
 
 impl Watcher for Adapter {
@@ -20,8 +22,12 @@ impl Watcher for Adapter {
         vec![self.router.port()]
     }
 
-    /// Nothing of ours refers to devices.
-    async fn vanished(&self, _interface: u32) {}
+    /// The TUN device may be among them, deleted or moved to another network namespace.
+    async fn vanished(&self, interface: u32) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.losses.vanished(interface, shared.device.index());
+        }
+    }
 
     async fn evaluate(&self) {
         if let Err(error) = self.system.lock().await.mend().await {
