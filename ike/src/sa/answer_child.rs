@@ -15,8 +15,10 @@ use crate::api::{ChildSaId, ChildState, FailureReason, IkeState, LogGroup, Now, 
 use crate::compute::{Computed, Job};
 use crate::wire::{KePayload, NoncePayload, NotifyPayload, NotifyType, Payload};
 
-/// The most children of one IKE SA, counting those that are on their way out.
-const MAX_CHILDREN: usize = 512;
+/// The most children of one IKE SA that a peer may ask for, counting those that are on their way
+/// out. It bounds an authenticated peer to a few megabytes, and leaves room for a thousand that are
+/// all being replaced at once.
+pub(super) const MAX_CHILDREN: usize = 4096;
 
 /// States of a responder, named for what they await.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use swanherd_ipsec::{ProtocolId, TrafficSelector};
 
+use super::answer_child::MAX_CHILDREN;
 use super::env::{Env, Request};
 use super::timers::Timer;
 use super::{Active, IkeSa, Passive};
@@ -13,7 +14,7 @@ use crate::wire::{DeletePayload, ExchangeType, Payload};
 
 /// The most tasks that wait. Each child has at most a few; this bounds what a peer or a script
 /// can pile up.
-const MAX_QUEUE: usize = 1024;
+const MAX_QUEUE: usize = 2 * MAX_CHILDREN;
 
 /// The selectors of a packet: of this side and of the peer's.
 pub(crate) type Packet = (TrafficSelector, TrafficSelector);

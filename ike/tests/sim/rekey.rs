@@ -7,7 +7,7 @@ use swanherd_config::model::Connection;
 use swanherd_ike::api::{Command, Event, IkeState, Selector};
 use swanherd_ipsec::registry::KeyExchangeId;
 
-use crate::config::{esp_proposal, pair};
+use crate::config::{child, esp_proposal, pair};
 use crate::handshake::{established, established_with};
 use crate::net::Conditions;
 use crate::plane::OpKind;
@@ -394,4 +394,38 @@ fn a_child_that_is_to_be_up_comes_back_after_a_hard_limit() {
     let ups = |event: &Event| matches!(event, Event::ChildUpDown { up: true, .. });
     let events = &world.host(ALICE).events;
     assert!(events.iter().filter(|(_, event)| ups(event)).count() > 5);
+}
+
+#[test]
+fn more_than_a_thousand_children_of_one_ike_sa_come_up_and_can_be_rekeyed() {
+    const MANY: usize = 1100;
+    let mut connections = pair();
+    for (conn, local, remote) in [(&mut connections.0, 3, 4), (&mut connections.1, 4, 3)] {
+        for n in 1..MANY {
+            let net = |side: u8| format!("10.{side}.{}.{}/32", n / 250, n % 250);
+            conn.children
+                .push(child(&format!("net{n}"), &net(local), &net(remote)));
+        }
+    }
+    let mut world = established_with(World::new(46), connections);
+    for n in 1..MANY {
+        world.initiate(ALICE, &format!("net{n}"));
+    }
+    let up = |world: &World| world.host(ALICE).plane.sas.len() == 2 * MANY;
+    assert!(world.run_until(Duration::from_secs(300), up));
+    world.run_for(Duration::from_secs(1));
+    world.assert_in_sync(MANY);
+
+    let before = world.inbound_spis(BOB);
+    world.rekey(
+        BOB,
+        Selector {
+            ike: Some("to-alice".to_owned()),
+            child: Some("net7".to_owned()),
+            ..Selector::default()
+        },
+    );
+    world.run_for(AFTERMATH);
+    world.assert_in_sync(MANY);
+    assert_ne!(world.inbound_spis(BOB), before);
 }
