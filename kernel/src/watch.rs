@@ -31,6 +31,15 @@ const LATEST: Duration = Duration::from_secs(1);
 const REST: u32 = 9;
 /// but not longer.
 const MAX_REST: Duration = Duration::from_secs(5);
+/// Evaluations in a row, all for changes to the tunnels' own table, before each further one is
+/// put off: somebody undoes what we mend, or the other way round.
+const PATIENT: u32 = 5;
+/// For how long the first of them is put off; each further one twice as long,
+const FIRST_TRUCE: Duration = Duration::from_secs(1);
+/// but not longer.
+const MAX_TRUCE: Duration = Duration::from_secs(128);
+/// Changes are in a row that come so soon after an evaluation, or as soon as it was put off for.
+const IN_A_ROW: Duration = Duration::from_secs(2);
 /// How long the task rests after an error of the socket that it does not know.
 const ERROR_PAUSE: Duration = Duration::from_millis(500);
 /// Room for bursts; the kernel grants what its limits allow.
@@ -107,7 +116,7 @@ pub(crate) async fn run(
                     };
                     match change {
                         Change::None => {}
-                        Change::Tunnels => due.note(now),
+                        Change::Tunnels => due.tunnels_changed(now),
                         Change::Host => due.host_changed(now),
                         Change::Vanished(interface) => {
                             due.host_changed(now);
@@ -142,8 +151,48 @@ pub(crate) struct Due {
     changed: Option<(Instant, Instant)>,
     /// Whether more has changed than what is ours.
     host: bool,
+    /// Whether something of the tunnels' table has changed.
+    tunnels: bool,
     /// No evaluation before this.
     not_before: Option<Instant>,
+    contest: Contest,
+}
+
+/// A contest with another program for what is in the tunnels' table.
+#[derive(Debug, Default)]
+struct Contest {
+    /// Evaluations in a row.
+    rounds: u32,
+    /// How long the next one is put off for.
+    truce: Duration,
+    /// Until when.
+    until: Option<Instant>,
+}
+
+impl Contest {
+    /// An evaluation for changes that began at `changed` has ended.
+    fn round(&mut self, changed: Instant, ended: Instant) {
+        let again = |until| changed <= until + self.truce.max(IN_A_ROW);
+        self.rounds = if self.until.is_some_and(again) {
+            self.rounds.saturating_add(1)
+        } else {
+            0
+        };
+        self.truce = match self.rounds.checked_sub(PATIENT) {
+            None => Duration::ZERO,
+            Some(doublings) => 2u32
+                .checked_pow(doublings)
+                .and_then(|times| FIRST_TRUCE.checked_mul(times))
+                .map_or(MAX_TRUCE, |truce| truce.min(MAX_TRUCE)),
+        };
+        self.until = Some(ended + self.truce);
+        if self.rounds == PATIENT {
+            tracing::warn!(
+                "another program keeps changing the routes or the rule of the tunnels; \
+                 they are mended less and less often"
+            );
+        }
+    }
 }
 
 impl Due {
@@ -158,10 +207,18 @@ impl Due {
         self.host = true;
     }
 
+    fn tunnels_changed(&mut self, now: Instant) {
+        self.note(now);
+        self.tunnels = true;
+    }
+
     fn at(&self) -> Option<Instant> {
         let (first, last) = self.changed?;
         let at = (last + QUIET).min(first + LATEST);
-        Some(self.not_before.map_or(at, |earliest| at.max(earliest)))
+        // What the host's network asks for is never put off by a contest.
+        let truce = self.contest.until.filter(|_| self.tunnels && !self.host);
+        let earliest = self.not_before.max(truce);
+        Some(earliest.map_or(at, |earliest| at.max(earliest)))
     }
 
     pub(crate) async fn wait(&self) {
@@ -173,9 +230,16 @@ impl Due {
 
     /// After an evaluation: whether the host's network had changed.
     pub(crate) fn done(&mut self, begun: Instant, now: Instant) -> bool {
-        self.changed = None;
+        let changed = self.changed.take();
         self.rest(begun, now);
-        std::mem::take(&mut self.host)
+        let host = std::mem::take(&mut self.host);
+        if std::mem::take(&mut self.tunnels)
+            && !host
+            && let Some((first, _)) = changed
+        {
+            self.contest.round(first, now);
+        }
+        host
     }
 
     /// Lets no evaluation follow on this one too soon.
@@ -369,6 +433,66 @@ mod tests {
 
             assert_eq!(due.at(), Some(ended + Duration::from_millis(rest)));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_contest_for_the_tunnels_table_calms_down_and_holds_nothing_else_up() {
+        let mut due = Due::default();
+        let mut rests = Vec::new();
+        for _ in 0..PATIENT + 12 {
+            let changed = Instant::now();
+            due.tunnels_changed(changed);
+            due.wait().await;
+            rests.push((Instant::now() - changed).as_secs());
+            due.done(Instant::now(), Instant::now());
+        }
+        // The first ones come as soon as it is quiet.
+        let (first, later) = rests.split_at(PATIENT as usize + 1);
+        assert!(first.iter().all(|rest| *rest == 0), "{rests:?}");
+        assert_eq!(later, [1, 2, 4, 8, 16, 32, 64, 128, 128, 128, 128]);
+
+        let changed = Instant::now();
+        due.tunnels_changed(changed);
+        due.host_changed(changed);
+        assert_eq!(due.at(), Some(changed + QUIET));
+        due.done(changed, changed);
+
+        // When both have rested for long, the contest is over.
+        tokio::time::sleep(3 * MAX_TRUCE).await;
+        let changed = Instant::now();
+        due.tunnels_changed(changed);
+        assert_eq!(due.at(), Some(changed + QUIET));
+        due.wait().await;
+        due.done(Instant::now(), Instant::now());
+        due.tunnels_changed(Instant::now());
+        assert_eq!(due.at(), Some(Instant::now() + QUIET));
+    }
+
+    #[test]
+    fn two_programs_that_undo_each_others_routes_do_so_a_few_times() {
+        in_namespace(async {
+            let socket = open_socket().unwrap();
+            let router = crate::route::Router::open().unwrap();
+            let counter = Counter::default();
+            let (sender, _events) = mpsc::channel(8);
+            let task = tokio::spawn(run(socket, counter.clone(), sender));
+            let network = ("10.9.8.0".parse().unwrap(), 24);
+            let begun = Instant::now();
+            // Each evaluation is answered at once.
+            let mut answered = 0;
+            while begun.elapsed() < Duration::from_secs(4) {
+                if counter.0.lock().unwrap().0 >= answered {
+                    let throw = crate::route::TunnelRoute::Throw;
+                    router.install(network, throw).await.unwrap();
+                    router.remove(network).await.unwrap();
+                    answered += 1;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let evaluations = counter.0.lock().unwrap().0;
+            assert!((2..=9).contains(&evaluations), "{evaluations}");
+            task.abort();
+        });
     }
 
     /// Counts what it is told to do.
