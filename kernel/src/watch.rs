@@ -55,8 +55,9 @@ pub(crate) trait Watcher: Send + Sync + 'static {
     /// A device has gone. Called at once.
     fn vanished(&self, interface: u32) -> impl Future<Output = ()> + Send;
 
-    /// Something has changed, and the host is quiet again.
-    fn evaluate(&self) -> impl Future<Output = ()> + Send;
+    /// Something has changed, and the host is quiet again. In a contest with another program,
+    /// which was told of, that there is something to mend is no news.
+    fn evaluate(&self, contest: bool) -> impl Future<Output = ()> + Send;
 }
 
 /// Opens the multicast socket. It must be bound before it joins: an unbound socket joins without
@@ -94,7 +95,7 @@ pub(crate) async fn run(
             biased;
             () = due.wait() => {
                 let begun = Instant::now();
-                watcher.evaluate().await;
+                watcher.evaluate(due.contest.rounds >= PATIENT).await;
                 let host = due.done(begun, Instant::now());
                 if host && events.try_send(PlaneEvent::NetworkChanged).is_err() {
                     // The daemon is behind; it is told later.
@@ -508,7 +509,7 @@ mod tests {
             self.0.lock().unwrap().1.push(interface);
         }
 
-        async fn evaluate(&self) {
+        async fn evaluate(&self, _contest: bool) {
             self.0.lock().unwrap().0 += 1;
         }
     }

@@ -313,8 +313,12 @@ impl RouteTable {
     }
 
     /// Audits because this host's network changed. A remedy that failed in the same way before is
-    /// not told again.
-    pub(crate) async fn mend(&mut self, router: &Router) -> Result<(), NetlinkError> {
+    /// not told again, nor is what is mended in a contest with another program.
+    pub(crate) async fn mend(
+        &mut self,
+        router: &Router,
+        contest: bool,
+    ) -> Result<(), NetlinkError> {
         let known = std::mem::take(&mut self.refused);
         let findings = self.audit(router, false).await?;
         let mut mended = 0;
@@ -338,7 +342,7 @@ impl RouteTable {
             let owner = finding.owner.as_deref().unwrap_or_default();
             tracing::warn!(?object, owner, %error, "cannot change a route");
         }
-        if mended > 0 {
+        if mended > 0 && !contest {
             tracing::info!(mended, "adapted routes of tunnels to this host's network");
         }
         Ok(())

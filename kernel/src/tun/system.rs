@@ -47,7 +47,7 @@ impl System {
         self.interface = interface;
         self.routes.lead_into(interface);
         self.raise().await?;
-        self.mend().await
+        self.mend(false).await
     }
 
     async fn raise(&self) -> Result<(), NetlinkError> {
@@ -153,8 +153,8 @@ impl System {
     }
 
     /// Audits because this host's network changed; see [`RouteTable::mend`].
-    pub(super) async fn mend(&mut self) -> Result<(), NetlinkError> {
-        self.routes.mend(&self.router).await
+    pub(super) async fn mend(&mut self, contest: bool) -> Result<(), NetlinkError> {
+        self.routes.mend(&self.router, contest).await
     }
 
     /// The connection by which all of this is done.

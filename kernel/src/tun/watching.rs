@@ -29,8 +29,8 @@ impl Watcher for Adapter {
         }
     }
 
-    async fn evaluate(&self) {
-        if let Err(error) = self.system.lock().await.mend().await {
+    async fn evaluate(&self, contest: bool) {
+        if let Err(error) = self.system.lock().await.mend(contest).await {
             tracing::warn!(%error, "cannot adapt the routes of tunnels");
         }
     }

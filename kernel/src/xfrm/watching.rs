@@ -32,8 +32,9 @@ impl Watcher for Adapter {
         }
     }
 
-    async fn evaluate(&self) {
-        if let Err(error) = self.routes.lock().await.mend(&self.shared.router).await {
+    async fn evaluate(&self, contest: bool) {
+        let mut routes = self.routes.lock().await;
+        if let Err(error) = routes.mend(&self.shared.router, contest).await {
             tracing::warn!(%error, "cannot adapt the routes of tunnels");
         }
     }
