@@ -6,8 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use swanherd_ipsec::Secret;
 use swanherd_ipsec::plane::{
-    Direction, HwOffload, Lifetime, Mode, Op, Outcome, PlaneError, PolicyAction, PolicySet,
-    SaCounters, SaEntry, SaId, SaKeys,
+    Direction, Op, Outcome, PlaneError, PolicyAction, PolicySet, SaCounters, SaEntry, SaId, SaKeys,
 };
 use swanherd_ipsec::registry::EncryptionId;
 use swanherd_kernel::audit::{Audit, ListedPolicy};
@@ -155,30 +154,18 @@ pub(crate) fn counters(id: SaId) -> SaCounters {
 /// An SA of this SPI.
 pub(crate) fn sa(spi: u32) -> SaEntry {
     SaEntry {
-        direction: Direction::In,
-        spi,
-        src: "192.0.2.2".parse().unwrap(),
-        dst: "192.0.2.1".parse().unwrap(),
-        mode: Mode::Tunnel,
-        reqid: 1,
-        keys: SaKeys {
-            encryption: EncryptionId::AesGcm16,
-            encryption_key: Secret::new(vec![0; 20]),
-            integrity: None,
-        },
-        esn: false,
         replay_window: 32,
-        encap: None,
-        lifetime: Lifetime::default(),
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp_out: true,
-        copy_dscp_in: false,
-        offload: HwOffload::No,
+        ..SaEntry::tunnel(
+            Direction::In,
+            spi,
+            ["192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap()],
+            1,
+            SaKeys {
+                encryption: EncryptionId::AesGcm16,
+                encryption_key: Secret::new(vec![0; 20]),
+                integrity: None,
+            },
+        )
     }
 }
 
@@ -187,19 +174,14 @@ pub(crate) fn policies(id: u32, action: PolicyAction, trap: bool) -> PolicySet {
     let network =
         |text: &str| swanherd_ipsec::TrafficSelector::network(text.parse().unwrap(), 24).unwrap();
     PolicySet {
-        id,
-        owner: "gw/net".to_owned(),
-        local: vec![network("10.1.0.0")],
-        remote: vec![network("10.2.0.0")],
-        action,
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
         routes: false,
         trap,
-        fwd_out: false,
-        offload: HwOffload::No,
+        ..PolicySet::new(
+            id,
+            "gw/net".to_owned(),
+            vec![network("10.1.0.0")],
+            vec![network("10.2.0.0")],
+            action,
+        )
     }
 }

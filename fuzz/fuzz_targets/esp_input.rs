@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use libfuzzer_sys::fuzz_target;
 use swanherd_esp::{Flow, InboundSa, OpenError, OutboundSa, PROTO_IPV4};
 use swanherd_ipsec::Secret;
-use swanherd_ipsec::plane::{Direction, HwOffload, Lifetime, Mode, SaEntry, SaKeys};
+use swanherd_ipsec::plane::{Direction, SaEntry, SaKeys};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 
 /// Cipher, octets of its key, and integrity with the octets of its key.
@@ -35,30 +35,13 @@ fn entry(choice: u8, direction: Direction) -> SaEntry {
     let (encryption, key_len, integrity) = SUITES[usize::from(choice & 3)];
     let addr = |last| IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
     SaEntry {
-        direction,
-        spi: 0xc000_0001,
-        src: addr(1),
-        dst: addr(2),
-        mode: Mode::Tunnel,
-        reqid: 1,
-        keys: SaKeys {
+        esn: choice & 4 != 0,
+        replay_window: WINDOWS[usize::from(choice >> 3 & 3)],
+        ..SaEntry::tunnel(direction, 0xc000_0001, [addr(1), addr(2)], 1, SaKeys {
             encryption,
             encryption_key: Secret::new(vec![0x11; key_len]),
             integrity: integrity.map(|(id, len)| (id, Secret::new(vec![0x22; len]))),
-        },
-        esn: choice & 4 != 0,
-        replay_window: WINDOWS[usize::from(choice >> 3 & 3)],
-        encap: None,
-        lifetime: Lifetime::default(),
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp_out: true,
-        copy_dscp_in: false,
-        offload: HwOffload::No,
+        })
     }
 }
 

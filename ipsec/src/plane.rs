@@ -148,6 +148,39 @@ pub struct SaEntry {
 }
 
 impl SaEntry {
+    /// A tunnel-mode SA from `src` to `dst` with everything optional left out: no limits, no
+    /// encapsulation, no marks, no replay protection; DF and ECN are copied, and DSCP outwards.
+    pub fn tunnel(
+        direction: Direction,
+        spi: u32,
+        [src, dst]: [IpAddr; 2],
+        reqid: u32,
+        keys: SaKeys,
+    ) -> Self {
+        Self {
+            direction,
+            spi,
+            src,
+            dst,
+            mode: Mode::Tunnel,
+            reqid,
+            keys,
+            esn: false,
+            replay_window: 0,
+            encap: None,
+            lifetime: Lifetime::default(),
+            mark: None,
+            set_mark: None,
+            if_id: 0,
+            selector: None,
+            copy_df: true,
+            copy_ecn: true,
+            copy_dscp_out: true,
+            copy_dscp_in: false,
+            offload: HwOffload::No,
+        }
+    }
+
     /// The name of this SA.
     pub fn id(&self) -> SaId {
         SaId {
@@ -212,6 +245,35 @@ pub struct PolicySet {
     pub fwd_out: bool,
     /// Whether a network device takes over; policies are offloaded with [`HwOffload::Packet`] only.
     pub offload: HwOffload,
+}
+
+impl PolicySet {
+    /// A set with everything optional left out: computed priority, no marks, no interface, no trap;
+    /// routes are installed.
+    pub fn new(
+        id: u32,
+        owner: String,
+        local: Vec<TrafficSelector>,
+        remote: Vec<TrafficSelector>,
+        action: PolicyAction,
+    ) -> Self {
+        Self {
+            id,
+            owner,
+            local,
+            remote,
+            action,
+            priority: None,
+            mark_in: None,
+            mark_out: None,
+            if_id_in: 0,
+            if_id_out: 0,
+            routes: true,
+            trap: false,
+            fwd_out: false,
+            offload: HwOffload::No,
+        }
+    }
 }
 
 /// One request to a data plane. Requests are applied in order.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use swanherd_ipsec::plane::{
-    Direction, HwOffload, Lifetime, Mode, Op, PolicyAction, PolicySet, SaEntry, SaKeys, UdpEncap,
+    Direction, Lifetime, Mode, Op, PolicyAction, PolicySet, SaEntry, SaKeys, UdpEncap,
 };
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 use swanherd_ipsec::{Secret, TrafficSelector};
@@ -92,13 +92,6 @@ async fn run() -> Result<(), Error> {
             (Direction::Out, spi_out, local, remote),
         ] {
             let entry = SaEntry {
-                direction,
-                spi,
-                src,
-                dst,
-                mode: Mode::Tunnel,
-                reqid: REQID,
-                keys: keys(suite)?,
                 esn,
                 replay_window: 1024,
                 encap: Some(UdpEncap {
@@ -106,40 +99,26 @@ async fn run() -> Result<(), Error> {
                     dst_port: PORT,
                 }),
                 lifetime,
-                mark: None,
-                set_mark: None,
-                if_id: 0,
-                selector: None,
-                copy_df: true,
-                copy_ecn: true,
-                copy_dscp_out: true,
-                copy_dscp_in: false,
-                offload: HwOffload::No,
+                ..SaEntry::tunnel(direction, spi, [src, dst], REQID, keys(suite)?)
             };
             plane.apply(Op::InstallSa(Box::new(entry))).await?;
         }
     }
     let set = PolicySet {
-        id: 1,
-        owner: "static/static".to_owned(),
-        local: vec![selector(local_ts)?],
-        remote: vec![selector(remote_ts)?],
-        action: PolicyAction::Protect {
-            mode: Mode::Tunnel,
-            local,
-            remote,
-            reqid: REQID,
-            spi: 0,
-        },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
         trap: option("trap")?.is_some(),
-        fwd_out: false,
-        offload: HwOffload::No,
+        ..PolicySet::new(
+            1,
+            "static/static".to_owned(),
+            vec![selector(local_ts)?],
+            vec![selector(remote_ts)?],
+            PolicyAction::Protect {
+                mode: Mode::Tunnel,
+                local,
+                remote,
+                reqid: REQID,
+                spi: 0,
+            },
+        )
     };
     plane.apply(Op::InstallPolicies(Box::new(set))).await?;
     println!("ready {}", plane.device());

@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use swanherd_ipsec::plane::{
-    Direction, HwOffload, Lifetime, Mode, Op, Outcome, PlaneError, PolicyAction, PolicySet,
-    SaEntry, SaId, SaKeys,
+    Direction, Lifetime, Mode, Op, Outcome, PlaneError, PolicyAction, PolicySet, SaEntry, SaId,
+    SaKeys,
 };
 use swanherd_ipsec::registry::EncryptionId;
 use swanherd_ipsec::{Secret, TrafficSelector};
@@ -101,33 +101,22 @@ fn outbound(child: u32) -> u32 {
 fn install(child: u32, spi: u32, local: IpAddr, remote: IpAddr) -> Vec<Op> {
     let sa = |direction, spi, src, dst| {
         Op::InstallSa(Box::new(SaEntry {
-            direction,
-            spi,
-            src,
-            dst,
-            mode: Mode::Tunnel,
-            reqid: child + 1,
-            keys: SaKeys {
-                encryption: EncryptionId::AesGcm16,
-                encryption_key: Secret::new(vec![0x5a; 20]),
-                integrity: None,
-            },
-            esn: false,
             replay_window: 32,
-            encap: None,
             lifetime: Lifetime {
                 hard_time: Some(Duration::from_secs(3960)),
                 ..Lifetime::default()
             },
-            mark: None,
-            set_mark: None,
-            if_id: 0,
-            selector: None,
-            copy_df: true,
-            copy_ecn: true,
-            copy_dscp_out: true,
-            copy_dscp_in: false,
-            offload: HwOffload::No,
+            ..SaEntry::tunnel(
+                direction,
+                spi,
+                [src, dst],
+                child + 1,
+                SaKeys {
+                    encryption: EncryptionId::AesGcm16,
+                    encryption_key: Secret::new(vec![0x5a; 20]),
+                    integrity: None,
+                },
+            )
         }))
     };
     let network = |second, third: u32| {
@@ -136,28 +125,19 @@ fn install(child: u32, spi: u32, local: IpAddr, remote: IpAddr) -> Vec<Op> {
             .expect("24 is a length of IPv4")
     };
     let second = u8::try_from(child / 250 + 2).unwrap_or(2);
-    let policies = PolicySet {
-        id: child + 1,
-        owner: format!("bench/c{child}"),
-        local: vec![network(1, 0)],
-        remote: vec![network(second, child)],
-        action: PolicyAction::Protect {
+    let policies = PolicySet::new(
+        child + 1,
+        format!("bench/c{child}"),
+        vec![network(1, 0)],
+        vec![network(second, child)],
+        PolicyAction::Protect {
             mode: Mode::Tunnel,
             local,
             remote,
             reqid: child + 1,
             spi: outbound(child),
         },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
-    };
+    );
     vec![
         sa(Direction::In, spi, remote, local),
         sa(Direction::Out, outbound(child), local, remote),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use swanherd_ipsec::Secret;
-use swanherd_ipsec::plane::{Direction, HwOffload, Lifetime, Mode, PlaneError, SaEntry, SaKeys};
+use swanherd_ipsec::plane::{Direction, Lifetime, PlaneError, SaEntry, SaKeys};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 
 use crate::plane::PlaneKind;
@@ -66,28 +66,10 @@ pub async fn probe() -> Selection {
 fn probe_sa(keys: SaKeys) -> SaEntry {
     let [src, dst] = PROBE_ADDRESSES.map(IpAddr::V4);
     SaEntry {
-        direction: Direction::Out,
-        spi: PROBE_SPI,
-        src,
-        dst,
-        mode: Mode::Tunnel,
-        reqid: u32::MAX,
-        keys,
-        esn: false,
-        replay_window: 0,
-        encap: None,
         lifetime: Lifetime {
             hard_time: Some(PROBE_LIFETIME),
             ..Lifetime::default()
         },
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp_out: true,
-        copy_dscp_in: false,
-        offload: HwOffload::No,
+        ..SaEntry::tunnel(Direction::Out, PROBE_SPI, [src, dst], u32::MAX, keys)
     }
 }

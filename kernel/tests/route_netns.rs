@@ -7,7 +7,7 @@ mod common;
 
 use common::{Lab, block_on, may_use_namespaces};
 use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::{HwOffload, Mode, Op, PolicyAction, PolicySet};
+use swanherd_ipsec::plane::{Mode, Op, PolicyAction, PolicySet};
 use swanherd_kernel::DataPlane as _;
 use swanherd_kernel::audit::{Difference, Object, Remedy};
 use swanherd_kernel::route::Router;
@@ -50,28 +50,19 @@ fn networks(list: &[&str]) -> Vec<TrafficSelector> {
 }
 
 fn tunnel(id: u32, peer: &str, local: &[&str], remote: &[&str]) -> PolicySet {
-    PolicySet {
+    PolicySet::new(
         id,
-        owner: format!("conn/child-{id}"),
-        local: networks(local),
-        remote: networks(remote),
-        action: PolicyAction::Protect {
+        format!("conn/child-{id}"),
+        networks(local),
+        networks(remote),
+        PolicyAction::Protect {
             mode: Mode::Tunnel,
             local: "192.0.2.1".parse().unwrap(),
             remote: peer.parse().unwrap(),
             reqid: id,
             spi: 0,
         },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
-    }
+    )
 }
 
 fn table(lab: &Lab, family: &str) -> Vec<String> {

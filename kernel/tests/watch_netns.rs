@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Lab, block_on, may_use_namespaces};
 use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::{HwOffload, Mode, Op, PlaneEvent, PolicyAction, PolicySet};
+use swanherd_ipsec::plane::{Mode, Op, PlaneEvent, PolicyAction, PolicySet};
 use swanherd_kernel::DataPlane as _;
 use swanherd_kernel::tun::{DEFAULT_MARK, TunConfig, TunPlane};
 use swanherd_kernel::udp::{IkeSocket, SocketOptions};
@@ -37,28 +37,19 @@ fn host() -> Lab {
 
 fn tunnel() -> PolicySet {
     let network = |text: &str| TrafficSelector::network(text.parse().unwrap(), 24).unwrap();
-    PolicySet {
-        id: 1,
-        owner: "conn/child".to_owned(),
-        local: vec![network("10.1.0.0")],
-        remote: vec![network("10.2.0.0"), network("10.3.0.0")],
-        action: PolicyAction::Protect {
+    PolicySet::new(
+        1,
+        "conn/child".to_owned(),
+        vec![network("10.1.0.0")],
+        vec![network("10.2.0.0"), network("10.3.0.0")],
+        PolicyAction::Protect {
             mode: Mode::Tunnel,
             local: "192.0.2.1".parse().unwrap(),
             remote: "198.51.100.1".parse().unwrap(),
             reqid: 1,
             spi: 0,
         },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
-    }
+    )
 }
 
 async fn plane() -> (XfrmPlane, mpsc::Receiver<PlaneEvent>) {

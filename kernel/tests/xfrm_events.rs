@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Lab, block_on, may_use_namespaces};
 use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::{HwOffload, Mode, Op, PlaneEvent, PolicyAction, PolicySet};
+use swanherd_ipsec::plane::{Mode, Op, PlaneEvent, PolicyAction, PolicySet};
 use swanherd_kernel::DataPlane as _;
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 use tokio::sync::mpsc;
@@ -36,26 +36,20 @@ fn host() -> Lab {
 fn trap(id: u32, remote: &str, prefix: u8) -> PolicySet {
     let network = |text: &str, len| TrafficSelector::network(text.parse().unwrap(), len).unwrap();
     PolicySet {
-        id,
-        owner: format!("conn/trap-{id}"),
-        local: vec![network("10.1.0.0", 24)],
-        remote: vec![network(remote, prefix)],
-        action: PolicyAction::Protect {
-            mode: Mode::Tunnel,
-            local: "192.0.2.1".parse().unwrap(),
-            remote: "198.51.100.1".parse().unwrap(),
-            reqid: id,
-            spi: 0,
-        },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
         trap: true,
-        fwd_out: false,
-        offload: HwOffload::No,
+        ..PolicySet::new(
+            id,
+            format!("conn/trap-{id}"),
+            vec![network("10.1.0.0", 24)],
+            vec![network(remote, prefix)],
+            PolicyAction::Protect {
+                mode: Mode::Tunnel,
+                local: "192.0.2.1".parse().unwrap(),
+                remote: "198.51.100.1".parse().unwrap(),
+                reqid: id,
+                spi: 0,
+            },
+        )
     }
 }
 

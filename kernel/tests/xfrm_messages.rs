@@ -7,9 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::{
-    HwOffload, Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet, SaId,
-};
+use swanherd_ipsec::plane::{Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet, SaId};
 use swanherd_kernel::audit::Difference;
 use swanherd_kernel::route::{self, Router};
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
@@ -36,28 +34,19 @@ fn network(text: &str) -> TrafficSelector {
 }
 
 fn set(id: u32, reqid: u32, local: &str, remote: &str) -> PolicySet {
-    PolicySet {
+    PolicySet::new(
         id,
-        owner: format!("lab/{id}"),
-        local: vec![network(local)],
-        remote: vec![network(remote)],
-        action: PolicyAction::Protect {
+        format!("lab/{id}"),
+        vec![network(local)],
+        vec![network(remote)],
+        PolicyAction::Protect {
             mode: Mode::Tunnel,
             local: addr(OUTER[0]),
             remote: addr(OUTER[1]),
             reqid,
             spi: 0,
         },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
-    }
+    )
 }
 
 fn install(set: PolicySet) -> Op {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use swanherd_ipsec::plane::{
-    Direction, HwOffload, Lifetime, Mode, Op, Outcome, PolicyAction, PolicySet, SaEntry, SaKeys,
+    Direction, Mode, Op, Outcome, PolicyAction, PolicySet, SaEntry, SaKeys,
 };
 use swanherd_ipsec::registry::EncryptionId;
 use swanherd_ipsec::{Secret, TrafficSelector};
@@ -32,26 +32,20 @@ fn network(text: &str) -> TrafficSelector {
 
 fn set(id: u32, local: &str, remote: &str) -> PolicySet {
     PolicySet {
-        id,
-        owner: format!("lab/{id}"),
-        local: vec![network(local)],
-        remote: vec![network(remote)],
-        action: PolicyAction::Protect {
-            mode: Mode::Tunnel,
-            local: addr(OUTER[0]),
-            remote: addr(OUTER[1]),
-            reqid: id,
-            spi: 0,
-        },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
         routes: false,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
+        ..PolicySet::new(
+            id,
+            format!("lab/{id}"),
+            vec![network(local)],
+            vec![network(remote)],
+            PolicyAction::Protect {
+                mode: Mode::Tunnel,
+                local: addr(OUTER[0]),
+                remote: addr(OUTER[1]),
+                reqid: id,
+                spi: 0,
+            },
+        )
     }
 }
 
@@ -451,30 +445,23 @@ fn sa(direction: Direction, esn: bool, window: u32) -> SaEntry {
         Direction::In | Direction::Fwd => (addr(OUTER[1]), addr(OUTER[0])),
     };
     SaEntry {
-        direction,
-        spi: 0xcafe_0001,
-        src,
-        dst,
-        mode: Mode::Tunnel,
-        reqid: 1,
-        keys: SaKeys {
-            encryption: EncryptionId::AesGcm16,
-            encryption_key: Secret::new(vec![7; 20]),
-            integrity: None,
-        },
         esn,
         replay_window: window,
-        encap: None,
-        lifetime: Lifetime::default(),
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
         copy_df: false,
         copy_ecn: false,
         copy_dscp_out: false,
         copy_dscp_in: true,
-        offload: HwOffload::No,
+        ..SaEntry::tunnel(
+            direction,
+            0xcafe_0001,
+            [src, dst],
+            1,
+            SaKeys {
+                encryption: EncryptionId::AesGcm16,
+                encryption_key: Secret::new(vec![7; 20]),
+                integrity: None,
+            },
+        )
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use swanherd_ipsec::Secret;
-use swanherd_ipsec::plane::{Direction, HwOffload, Mode, SaKeys};
+use swanherd_ipsec::plane::{Direction, SaKeys};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 
 use super::*;
@@ -185,26 +185,15 @@ fn keys(suite: &str) -> SaKeys {
 
 fn entry(suite: &str, esn: bool) -> SaEntry {
     SaEntry {
-        direction: Direction::Out,
-        spi: SPI,
-        src: "192.0.2.1".parse().unwrap(),
-        dst: "192.0.2.2".parse().unwrap(),
-        mode: Mode::Tunnel,
-        reqid: 1,
-        keys: keys(suite),
         esn,
         replay_window: 64,
-        encap: None,
-        lifetime: Lifetime::default(),
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp_out: true,
-        copy_dscp_in: false,
-        offload: HwOffload::No,
+        ..SaEntry::tunnel(
+            Direction::Out,
+            SPI,
+            ["192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap()],
+            1,
+            keys(suite),
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use proptest::prelude::*;
-use swanherd_ipsec::plane::{HwOffload, Mode};
+use swanherd_ipsec::plane::Mode;
 
 use super::*;
 
@@ -23,22 +23,7 @@ fn set(
     local: TrafficSelector,
     remote: TrafficSelector,
 ) -> PolicySet {
-    PolicySet {
-        id,
-        owner: "c/c".to_owned(),
-        local: vec![local],
-        remote: vec![remote],
-        action,
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
-    }
+    PolicySet::new(id, "c/c".to_owned(), vec![local], vec![remote], action)
 }
 
 fn net(text: &str, len: u8) -> TrafficSelector {

@@ -359,21 +359,23 @@ impl Endpoint {
             families.collect()
         };
         let set = PolicySet {
-            id: group.set,
-            owner: format!("{}/{}", conn.name, child.name),
-            local: narrow::resolve(&child.local_ts, &own),
-            remote: narrow::resolve(&child.remote_ts, &[remote]),
-            action,
             priority: (child.priority != 0).then_some(child.priority),
             mark_in: tags.mark_in,
             mark_out: tags.mark_out,
             if_id_in: tags.if_id.0,
             if_id_out: tags.if_id.1,
-            // A shunt lets traffic take the way that it would have without tunnels.
+            // A shunt lets traffic take the way that it would have without tunnels.,
             routes: tags.if_id.1 == 0,
             trap,
             fwd_out: child.policies_fwd_out,
             offload: child.hw_offload,
+            ..PolicySet::new(
+                group.set,
+                format!("{}/{}", conn.name, child.name),
+                narrow::resolve(&child.local_ts, &own),
+                narrow::resolve(&child.remote_ts, &[remote]),
+                action,
+            )
         };
         let Some(entry) = self.traps.wanted.get_mut(name) else {
             return;

@@ -407,7 +407,7 @@ impl Holder {
 
 #[cfg(test)]
 mod tests {
-    use swanherd_ipsec::plane::{HwOffload, Mode, PolicyAction};
+    use swanherd_ipsec::plane::{Mode, PolicyAction};
 
     use super::*;
 
@@ -419,28 +419,19 @@ mod tests {
     fn policies(group: Group, spi: u32) -> PolicySet {
         let host = |text: &str| text.parse().unwrap();
         let (local, remote) = traffic("10.1.0.0", "10.2.0.0");
-        PolicySet {
-            id: group.set,
-            owner: "c/net".to_owned(),
+        PolicySet::new(
+            group.set,
+            "c/net".to_owned(),
             local,
             remote,
-            action: PolicyAction::Protect {
+            PolicyAction::Protect {
                 mode: Mode::Tunnel,
                 local: host("192.0.2.1"),
                 remote: host("192.0.2.2"),
                 reqid: group.reqid,
                 spi,
             },
-            priority: None,
-            mark_in: None,
-            mark_out: None,
-            if_id_in: 0,
-            if_id_out: 0,
-            routes: true,
-            trap: false,
-            fwd_out: false,
-            offload: HwOffload::No,
-        }
+        )
     }
 
     #[test]

@@ -244,7 +244,7 @@ fn compare_policies(
 #[cfg(test)]
 mod tests {
     use swanherd_ipsec::Secret;
-    use swanherd_ipsec::plane::{HwOffload, Lifetime, SaEntry, SaKeys};
+    use swanherd_ipsec::plane::{SaEntry, SaKeys};
     use swanherd_ipsec::registry::EncryptionId;
 
     use super::super::Claim;
@@ -263,30 +263,18 @@ mod tests {
 
     fn installed(spi: u32) -> WantedSa {
         WantedSa::Installed(Box::new(SaEntry {
-            direction: Direction::In,
-            spi,
-            src: addr("192.0.2.2"),
-            dst: addr("192.0.2.1"),
-            mode: Mode::Tunnel,
-            reqid: 7,
-            keys: SaKeys {
-                encryption: EncryptionId::AesGcm16,
-                encryption_key: Secret::new(vec![0; 20]),
-                integrity: None,
-            },
-            esn: false,
             replay_window: 32,
-            encap: None,
-            lifetime: Lifetime::default(),
-            mark: None,
-            set_mark: None,
-            if_id: 0,
-            selector: None,
-            copy_df: true,
-            copy_ecn: true,
-            copy_dscp_out: true,
-            copy_dscp_in: false,
-            offload: HwOffload::No,
+            ..SaEntry::tunnel(
+                Direction::In,
+                spi,
+                [addr("192.0.2.2"), addr("192.0.2.1")],
+                7,
+                SaKeys {
+                    encryption: EncryptionId::AesGcm16,
+                    encryption_key: Secret::new(vec![0; 20]),
+                    integrity: None,
+                },
+            )
         }))
     }
 

@@ -419,10 +419,7 @@ mod tests {
     fn what_is_no_ledger_is_refused_and_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger");
-        std::fs::File::create(&path)
-            .unwrap()
-            .set_len(MAX_SIZE + 1)
-            .unwrap();
+        File::create(&path).unwrap().set_len(MAX_SIZE + 1).unwrap();
         assert!(Journal::open(&path).is_err());
         assert!(Journal::open(folder.path()).is_err());
         assert!(Journal::read(Path::new("/dev/zero")).is_err());

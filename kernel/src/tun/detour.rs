@@ -71,7 +71,7 @@ pub(super) fn through_device(bypass: &PolicySet, source: Option<IpAddr>) -> Poli
 
 #[cfg(test)]
 mod tests {
-    use swanherd_ipsec::plane::{HwOffload, Mode};
+    use swanherd_ipsec::plane::Mode;
 
     use super::*;
 
@@ -80,22 +80,13 @@ mod tests {
             let (addr, len) = text.split_once('/').unwrap();
             TrafficSelector::network(addr.parse().unwrap(), len.parse().unwrap()).unwrap()
         };
-        PolicySet {
-            id: 1,
-            owner: "c/c".to_owned(),
-            local: vec![network(local)],
-            remote: vec![network(remote)],
+        PolicySet::new(
+            1,
+            "c/c".to_owned(),
+            vec![network(local)],
+            vec![network(remote)],
             action,
-            priority: None,
-            mark_in: None,
-            mark_out: None,
-            if_id_in: 0,
-            if_id_out: 0,
-            routes: true,
-            trap: false,
-            fwd_out: false,
-            offload: HwOffload::No,
-        }
+        )
     }
 
     fn tunnel(local: &str, remote: &str) -> PolicySet {

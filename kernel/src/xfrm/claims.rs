@@ -87,7 +87,7 @@ pub(crate) fn owner(set: &PolicySet) -> Owner {
 #[cfg(test)]
 mod tests {
     use swanherd_ipsec::TrafficSelector;
-    use swanherd_ipsec::plane::{HwOffload, Mark};
+    use swanherd_ipsec::plane::Mark;
 
     use super::*;
 
@@ -97,28 +97,19 @@ mod tests {
                 .map(|text| TrafficSelector::network(text.parse().unwrap(), 24).unwrap())
                 .collect()
         };
-        PolicySet {
-            id: 1,
-            owner: "conn/child".to_owned(),
-            local: networks(local),
-            remote: networks(remote),
-            action: PolicyAction::Protect {
+        PolicySet::new(
+            1,
+            "conn/child".to_owned(),
+            networks(local),
+            networks(remote),
+            PolicyAction::Protect {
                 mode,
                 local: "192.0.2.1".parse().unwrap(),
                 remote: "192.0.2.2".parse().unwrap(),
                 reqid: 3,
                 spi: 0,
             },
-            priority: None,
-            mark_in: None,
-            mark_out: None,
-            if_id_in: 0,
-            if_id_out: 0,
-            routes: true,
-            trap: false,
-            fwd_out: false,
-            offload: HwOffload::No,
-        }
+        )
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{
-    Direction, HwOffload, Lifetime, Mode, Op, Outcome, PlaneError, PlaneEvent, PolicyAction,
-    PolicySet, SaCounters, SaEntry, SaId, UdpEncap,
+    Direction, Mode, Op, Outcome, PlaneError, PlaneEvent, PolicyAction, PolicySet, SaCounters,
+    SaEntry, SaId, UdpEncap,
 };
 use swanherd_kernel::DataPlane;
 use tokio::sync::mpsc::Receiver;
@@ -314,33 +314,22 @@ pub(crate) async fn receive(
 /// An SA from host `from` to the other, as the side `at` installs it.
 pub(crate) fn sa(spi: u32, from: usize, at: usize) -> SaEntry {
     SaEntry {
-        direction: if from == at {
-            Direction::Out
-        } else {
-            Direction::In
-        },
-        spi,
-        src: outer(from),
-        dst: outer(1 - from),
-        mode: Mode::Tunnel,
-        reqid: 1,
-        keys: keys(),
-        esn: false,
         replay_window: 32,
         encap: Some(UdpEncap {
             src_port: PORT,
             dst_port: PORT,
         }),
-        lifetime: Lifetime::default(),
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp_out: true,
-        copy_dscp_in: false,
-        offload: HwOffload::No,
+        ..SaEntry::tunnel(
+            if from == at {
+                Direction::Out
+            } else {
+                Direction::In
+            },
+            spi,
+            [outer(from), outer(1 - from)],
+            1,
+            keys(),
+        )
     }
 }
 
@@ -357,22 +346,13 @@ pub(crate) fn sa_out() -> SaEntry {
 /// Policies of a child between the inner networks, as `side` has them.
 pub(crate) fn child_of(side: usize, id: u32) -> PolicySet {
     let networks = ["10.1.0.0", "10.2.0.0"];
-    PolicySet {
+    PolicySet::new(
         id,
-        owner: format!("lab/{id}"),
-        local: vec![network(networks[side], 24)],
-        remote: vec![network(networks[1 - side], 24)],
-        action: protect(side, 1),
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
-    }
+        format!("lab/{id}"),
+        vec![network(networks[side], 24)],
+        vec![network(networks[1 - side], 24)],
+        protect(side, 1),
+    )
 }
 
 pub(crate) fn child(id: u32) -> PolicySet {

@@ -140,59 +140,38 @@ pub(crate) async fn alloc_spi(plane: &XfrmPlane, side: usize) -> u32 {
 pub(crate) fn entry(suite: &Suite, src: IpAddr, dst: IpAddr, spi: u32) -> SaEntry {
     let last = u8::try_from(spi & 0xff).unwrap();
     SaEntry {
-        direction: Direction::Out,
-        spi,
-        src,
-        dst,
-        mode: Mode::Tunnel,
-        reqid: 1,
-        keys: SaKeys {
-            encryption: suite.encryption,
-            encryption_key: Secret::new((0..suite.key_len).map(|i| i as u8 ^ last).collect()),
-            integrity: suite
-                .integrity
-                .map(|(id, len)| (id, Secret::new(vec![last; len]))),
-        },
-        esn: false,
         replay_window: 32,
-        encap: None,
-        lifetime: Lifetime::default(),
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp_out: true,
-        copy_dscp_in: false,
-        offload: HwOffload::No,
+        ..SaEntry::tunnel(
+            Direction::Out,
+            spi,
+            [src, dst],
+            1,
+            SaKeys {
+                encryption: suite.encryption,
+                encryption_key: Secret::new((0..suite.key_len).map(|i| i as u8 ^ last).collect()),
+                integrity: suite
+                    .integrity
+                    .map(|(id, len)| (id, Secret::new(vec![last; len]))),
+            },
+        )
     }
 }
 
 pub(crate) fn policies(side: usize, spi: u32) -> PolicySet {
     let network = |side: usize| TrafficSelector::network(INNER[side].parse().unwrap(), 24).unwrap();
-    PolicySet {
-        id: 1,
-        owner: "lab/tunnel".to_owned(),
-        local: vec![network(side)],
-        remote: vec![network(1 - side)],
-        action: PolicyAction::Protect {
+    PolicySet::new(
+        1,
+        "lab/tunnel".to_owned(),
+        vec![network(side)],
+        vec![network(1 - side)],
+        PolicyAction::Protect {
             mode: Mode::Tunnel,
             local: outer(side),
             remote: outer(1 - side),
             reqid: 1,
             spi,
         },
-        priority: None,
-        mark_in: None,
-        mark_out: None,
-        if_id_in: 0,
-        if_id_out: 0,
-        routes: true,
-        trap: false,
-        fwd_out: false,
-        offload: HwOffload::No,
-    }
+    )
 }
 
 pub(crate) async fn next_event(events: &mut Receiver<PlaneEvent>) -> PlaneEvent {

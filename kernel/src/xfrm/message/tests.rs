@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use swanherd_ipsec::Secret;
-use swanherd_ipsec::plane::{HwOffload, SaKeys};
+use swanherd_ipsec::plane::SaKeys;
 use swanherd_ipsec::registry::EncryptionId;
 
 use super::*;
@@ -22,30 +22,22 @@ fn addr(text: &str) -> IpAddr {
 /// An SA with every option that applies to one direction only.
 fn entry(direction: Direction) -> SaEntry {
     SaEntry {
-        direction,
-        spi: 0xcafe_0001,
-        src: addr("192.0.2.1"),
-        dst: addr("192.0.2.2"),
-        mode: Mode::Tunnel,
-        reqid: 7,
-        keys: SaKeys {
-            encryption: EncryptionId::AesGcm16,
-            encryption_key: Secret::new(vec![7; 20]),
-            integrity: None,
-        },
         esn: true,
         replay_window: 128,
-        encap: None,
-        lifetime: Lifetime::default(),
-        mark: None,
-        set_mark: None,
-        if_id: 0,
-        selector: None,
         copy_df: false,
-        copy_ecn: true,
         copy_dscp_out: false,
         copy_dscp_in: true,
-        offload: HwOffload::No,
+        ..SaEntry::tunnel(
+            direction,
+            0xcafe_0001,
+            [addr("192.0.2.1"), addr("192.0.2.2")],
+            7,
+            SaKeys {
+                encryption: EncryptionId::AesGcm16,
+                encryption_key: Secret::new(vec![7; 20]),
+                integrity: None,
+            },
+        )
     }
 }
 
