@@ -585,6 +585,21 @@ fn a_device_that_others_take_away_is_made_anew_and_nothing_leaves_in_clear() {
         };
         until("the end of the device that moved", || !is_in_b());
 
+        // No device can be made while another one has its name.
+        for words in [
+            "link set ipsec0 down",
+            "link set ipsec0 name away0",
+            "link add ipsec0 type veth peer name other0",
+            "link del away0",
+        ] {
+            ip(words);
+        }
+        chatter.goes_on(50);
+        ip("link del ipsec0");
+        let took = chatter.resumes();
+        println!("{workers}: traffic resumed {took:?} after the name was free");
+        assert!(took < PATIENCE, "{took:?}");
+
         assert_eq!(clear.seen(), before, "packets left in clear");
         let link = lab.exec("a", &["ip", "link", "show", "ipsec0"]).stdout;
         let link = String::from_utf8_lossy(&link).into_owned();

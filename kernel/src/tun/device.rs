@@ -40,6 +40,8 @@ const IOR: u32 = 0xc000_0000 ^ IOW;
 #[derive(Debug)]
 pub(super) struct Device {
     queues: Vec<File>,
+    /// Who waits for a queue that now leads to another device learns it here.
+    renewals: Vec<Waker>,
     name: String,
     index: AtomicU32,
     joins_udp: bool,
@@ -58,6 +60,7 @@ impl Device {
         let flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR | multi;
         let mut device = Self {
             queues: Vec::new(),
+            renewals: Vec::new(),
             name: name.to_owned(),
             index: AtomicU32::new(0),
             joins_udp: false,
@@ -73,6 +76,7 @@ impl Device {
                 .map_err(|e| io::Error::new(e.kind(), format!("TUN device {name}: {e}")))?;
             device.joins_udp = enable_offloads(file.as_raw_fd())?;
             device.queues.push(file);
+            device.renewals.push(Waker::new()?);
         }
         device.index = AtomicU32::new(index_of(&device.name)?);
         Ok(device)
@@ -105,7 +109,16 @@ impl Device {
             lead_to(old, new)?;
         }
         self.index.store(new.index(), Ordering::Relaxed);
+        // A poll that has begun waits for what its descriptors named then.
+        for waiting in &self.renewals {
+            waiting.wake();
+        }
         Ok(())
+    }
+
+    /// Becomes readable when the queue leads to another device.
+    pub(super) fn renewal(&self, queue: usize) -> &Waker {
+        &self.renewals[queue]
     }
 
     /// Whether it takes and gives runs of UDP datagrams (Linux 6.2).
@@ -198,7 +211,7 @@ fn index_of(name: &str) -> io::Result<u32> {
     }
 }
 
-/// Wakes threads that wait in [`wait`], for good.
+/// Wakes threads that wait in [`wait`], for good or until it is silenced.
 #[derive(Debug)]
 pub(super) struct Waker(File);
 
@@ -214,8 +227,14 @@ impl Waker {
     }
 
     pub(super) fn wake(&self) {
-        // An eventfd that is never read stays readable; a second write changes nothing.
+        // An eventfd stays readable until it is read; a second write changes nothing.
         let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+
+    /// Lets threads wait again.
+    pub(super) fn silence(&self) {
+        // Refused if nobody was to be woken.
+        let _ = (&self.0).read(&mut [0; 8]);
     }
 
     pub(super) fn fd(&self) -> RawFd {

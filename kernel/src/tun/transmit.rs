@@ -24,8 +24,6 @@ const BATCH_HIGH: usize = 48 * 1024;
 /// Limits of one UDP segmentation offload call: datagrams, and octets with IP and UDP headers.
 const GROUP_SEGMENTS: usize = 64;
 const GROUP_OCTETS: usize = 65_400;
-/// After this the thread waits anew, in case the device was replaced while it waited.
-const DEVICE_WAIT_MS: i32 = 1000;
 /// How long a full send buffer may hold up the thread before packets are dropped.
 const SEND_PATIENCE_MS: i32 = 50;
 
@@ -37,15 +35,20 @@ pub(super) fn run(shared: &Arc<Shared>, queue: usize) {
         loops: Loops::new(Instant::now()),
     };
     let mut buffer = vec![0; VNET_LEN + usize::from(u16::MAX) + 1];
+    let renewal = shared.device.renewal(queue);
     while !shared.is_stopping() {
         wait(
-            [shared.device.fd(queue), shared.waker.fd()],
+            [shared.device.fd(queue), renewal.fd(), shared.waker.fd()],
             libc::POLLIN,
-            DEVICE_WAIT_MS,
+            -1,
         );
+        let mut woken_by_packet = false;
         loop {
             match shared.device.read(queue, &mut buffer) {
-                Ok(len) => transmitter.handle(&buffer[..len]),
+                Ok(len) => {
+                    woken_by_packet = true;
+                    transmitter.handle(&buffer[..len]);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
@@ -57,6 +60,9 @@ pub(super) fn run(shared: &Arc<Shared>, queue: usize) {
             if shared.is_stopping() {
                 return;
             }
+        }
+        if !woken_by_packet {
+            renewal.silence();
         }
         transmitter.flush();
         shared.reap();
