@@ -167,6 +167,14 @@ struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
+    /// Warns of an option that is read and listed, and has no effect.
+    fn inert(&mut self, option: Opt<'_>, set: bool, consequence: &str) {
+        if set {
+            let message = format!("{} is not supported yet: {consequence}", option.name());
+            self.warnings.push(option.doubt("unsupported", message));
+        }
+    }
+
     /// The text of a key/value; lists and unprintable octets are refused as strongSwan does.
     fn text<'t>(&self, option: Opt<'t>, known: &[&str]) -> Result<&'t str, Diagnostic> {
         let Item::Value(value) = &option.entry.item else {
@@ -446,7 +454,10 @@ impl Decoder<'_> {
                         ));
                     }
                 }
-                "ppk_id" => connection.ppk_id = Some(self.identity(option, KEYS)?),
+                "ppk_id" => {
+                    connection.ppk_id = Some(self.identity(option, KEYS)?);
+                    self.inert(option, true, "post-quantum preshared keys are not used");
+                }
                 "ppk_required" => connection.ppk_required = self.boolean(option, KEYS)?,
                 "keyingtries" => connection.keyingtries = self.number(option, KEYS)?,
                 "unique" => {
@@ -471,6 +482,8 @@ impl Decoder<'_> {
                         .into_iter()
                         .map(str::to_owned)
                         .collect();
+                    let set = !connection.pools.is_empty();
+                    self.inert(option, set, "no addresses are handed out");
                 }
                 "if_id_in" => connection.if_id_in = self.if_id(option, KEYS)?,
                 "if_id_out" => connection.if_id_out = self.if_id(option, KEYS)?,

@@ -162,6 +162,8 @@ fn a_shunt_that_meets_an_alien_policy_shows_in_each_audit_until_it_stands() {
         assert_eq!(audit.findings[0].difference, Difference::InTheWay);
         assert_eq!(audit.findings[0].owner.as_deref(), Some("lab/1"));
         lab.ip(0, &format!("xfrm policy delete {alien}"));
+        let audit = plane.reconcile(false).await.unwrap();
+        assert_eq!(audit.findings[0].difference, Difference::Missing);
         plane.apply(install(shunt)).await.unwrap();
         assert!(plane.reconcile(true).await.unwrap().is_clean());
     });

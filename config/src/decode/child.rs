@@ -129,8 +129,14 @@ impl Decoder<'_> {
                 "rekey_packets" => packets.rekey = Some(self.count(option)?),
                 "life_packets" => packets.life = Some(self.count(option)?),
                 "rand_packets" => packets.rand = Some(self.count(option)?),
-                "updown" => child.updown = self.optional(option)?,
-                "hostaccess" => child.hostaccess = self.boolean(option, KEYS)?,
+                "updown" => {
+                    child.updown = self.optional(option)?;
+                    self.inert(option, child.updown.is_some(), "scripts are not run");
+                }
+                "hostaccess" => {
+                    child.hostaccess = self.boolean(option, KEYS)?;
+                    self.inert(option, child.hostaccess, "scripts are not run");
+                }
                 "mode" => child.mode = self.mode(option)?,
                 "policies" => child.policies = self.boolean(option, KEYS)?,
                 "policies_fwd_out" => child.policies_fwd_out = self.boolean(option, KEYS)?,
@@ -142,10 +148,18 @@ impl Decoder<'_> {
                     option,
                     "ICMP errors from outside the selectors are not accepted: not supported",
                 )?,
-                "inactivity" => child.inactivity = self.time(option, KEYS)?,
+                "inactivity" => {
+                    child.inactivity = self.time(option, KEYS)?;
+                    let set = !child.inactivity.is_zero();
+                    self.inert(option, set, "idle CHILD_SAs are not taken down");
+                }
                 "reqid" => child.reqid = self.number(option, KEYS)?,
                 "priority" => child.priority = self.number(option, KEYS)?,
-                "interface" => child.interface = self.optional(option)?,
+                "interface" => {
+                    child.interface = self.optional(option)?;
+                    let set = child.interface.is_some();
+                    self.inert(option, set, "policies are not bound to an interface");
+                }
                 "mark_in" => child.mark_in = self.mark(option, false)?,
                 "mark_out" => child.mark_out = self.mark(option, false)?,
                 "mark_in_sa" => child.mark_in_sa = self.boolean(option, KEYS)?,

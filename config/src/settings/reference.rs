@@ -125,7 +125,7 @@ pub(super) const CHARON: &[Row] = &[
     row(
         "replay_window",
         "32",
-        "anti-replay window in packets, where a child sets none",
+        "anti-replay window in packets, where a child sets none; the kernel is given the next power of two above 32 or with ESN (at most 4096), since its bitmap takes no other size right",
     ),
     row("reqid_base", "1", "first request id"),
     row("install_routes", "yes", "routes for remote selectors"),

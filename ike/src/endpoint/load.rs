@@ -24,9 +24,6 @@ impl Endpoint {
         }
         self.env.policies.configure(&connection);
         self.env.connections.insert(connection.clone());
-        for text in unsupported_options(&connection) {
-            self.env.log(LogGroup::Cfg, 0, text);
-        }
         match &old {
             None => {
                 self.env.log(
@@ -152,36 +149,6 @@ impl Endpoint {
             });
         }
     }
-}
-
-/// Options that are read but not acted upon, in words for the log.
-fn unsupported_options(conn: &Connection) -> Vec<String> {
-    let mut found = Vec::new();
-    if conn.ppk_id.is_some() && !conn.ppk_required {
-        found.push(format!("{}: ppk_id is not acted upon", conn.name));
-    }
-    if !conn.pools.is_empty() {
-        found.push(format!("{}: pools is not acted upon", conn.name));
-    }
-    for child in &conn.children {
-        let options = [
-            ("updown", child.updown.is_some()),
-            ("hostaccess", child.hostaccess),
-            ("interface", child.interface.is_some()),
-            ("inactivity", !child.inactivity.is_zero()),
-            ("label", child.label.is_some()),
-            ("tfc_padding", child.tfc_padding != Some(0)),
-        ];
-        for (option, set) in options {
-            if set {
-                found.push(format!(
-                    "{}/{}: {option} is not acted upon",
-                    conn.name, child.name
-                ));
-            }
-        }
-    }
-    found
 }
 
 /// Whether two definitions differ in their children at most.

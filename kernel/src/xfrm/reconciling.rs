@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use swanherd_ipsec::plane::{Mark, Mode, PlaneError, SaId};
 
-use super::books::reqid_of;
+use super::books::{Books, reqid_of};
 use super::message::{self, PolicyClass, SeenPolicy, SeenSa};
 use super::{XfrmPlane, absent_is_fine, event, plane_error};
-use crate::audit::{Audit, Difference, Object, Remedy};
+use crate::audit::{Audit, Difference, Finding, Object, Remedy};
 use crate::netlink::{NetlinkError, Request};
 use crate::reconcile::{
     self, ActualPolicy, ActualSa, ActualTemplate, Desired, Record, SeenPolicies, SeenSas,
@@ -23,7 +23,7 @@ impl XfrmPlane {
         let mut audit = {
             let books = self.shared.books();
             let mut audit = compare(&books.desired, books.journal.entries(), &sas, &policies);
-            audit.findings.extend(books.refused.values().cloned());
+            audit.findings.extend(still_refused(&books, &policies));
             audit
         };
         let policies = seen_policies(&policies);
@@ -137,6 +137,23 @@ impl XfrmPlane {
             books.strike_out(&record);
         }
     }
+}
+
+/// Traps and shunts that are not in force. What stood in the way of one may have gone since; it is
+/// tried again by who asked for it.
+fn still_refused(books: &Books, policies: &[SeenPolicy]) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = books.refused.values().cloned().collect();
+    for finding in &mut findings {
+        let free = !policies.iter().any(|policy| {
+            policy.kind == PolicyClass::Plain && Object::Policy(policy.key) == finding.object
+        });
+        if free {
+            finding.difference = Difference::Missing;
+            finding.reason =
+                "what stood in its place has gone; it is tried again within a minute".to_owned();
+        }
+    }
+    findings
 }
 
 /// Tells what an earlier run had left and the first audit removed.
