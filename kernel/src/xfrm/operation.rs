@@ -112,6 +112,8 @@ impl XfrmPlane {
             if alone || batch.meets(&touched) || batch.requests.len() >= MAX_REQUESTS {
                 let batch = std::mem::take(&mut batch);
                 outcomes.extend(self.exchange(&mut routes, batch).await);
+                // The kernel answers within the call, so that nothing else would ever get its turn.
+                tokio::task::yield_now().await;
             }
             let planned = self.plan(&mut routes, op, claims).await;
             batch.add(planned, touched);

@@ -23,6 +23,8 @@ use crate::reconcile::{Record, Shape, Shapes, Thresholds};
 
 /// How long changes are gathered before the thresholds follow.
 const DEBOUNCE: Duration = Duration::from_secs(1);
+/// Sorting so many policies anew is no work.
+const FEW: usize = 1000;
 /// Lengths of each side that are considered, so that no configuration makes this slow.
 const CANDIDATES: usize = 16;
 /// So much more policies than at the last choice make another one worth a look.
@@ -104,7 +106,12 @@ pub(super) async fn begin(shared: &Shared) {
 pub(super) async fn run(shared: Arc<Shared>) {
     loop {
         shared.thresholds.wake.notified().await;
-        tokio::time::sleep(DEBOUNCE).await;
+        // As long as there are few policies it costs nothing to follow at once, and thousands that
+        // come in one go are hashed from the beginning.
+        let count: usize = shared.books().desired.shapes().values().sum();
+        if count > FEW {
+            tokio::time::sleep(DEBOUNCE).await;
+        }
         follow(&shared).await;
     }
 }
