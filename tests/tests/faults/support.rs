@@ -310,12 +310,10 @@ pub(crate) fn signal(node: &Node, signal: Signal) {
     let _ = kill_process(pid, signal);
 }
 
-/// How many requests for an SA began no negotiation, for a reason.
-pub(crate) fn acquires(node: &Node, reason: &str) -> u64 {
-    metric(
-        node,
-        &format!("swanherd_plane_acquires_total{{reason=\"{reason}\"}} "),
-    )
+/// How many requests for an SA were one with another: in the kernel plane and in the IKE endpoint.
+pub(crate) fn coalesced(node: &Node) -> u64 {
+    metric(node, "swanherd_plane_acquires_total{reason=\"coalesced\"} ")
+        + metric(node, "swanherd_acquires_total{outcome=\"coalesced\"} ")
 }
 
 /// The value of the series that a line of `/metrics` begins with.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use swanherd_tests::{Daemon, Namespace, Node, Pair, Plane, Scenario, subject};
 
-use crate::support::{Site, View, acquires, assert_reachable, signal};
+use crate::support::{Site, View, assert_reachable, coalesced, signal};
 
 /// Flows in each second of a storm.
 const RATE: u32 = 1000;
@@ -104,9 +104,9 @@ pub(crate) fn one_tunnel(plane: Plane, action: &'static str) {
     assert_reachable(&pair.left, "10.1.0.1", "10.2.0.1", 5);
     assert_one(&pair);
     if subject() == Daemon::Swanherd {
-        let coalesced = acquires(&pair.left, "coalesced");
-        eprintln!("{sent} flows, {coalesced} requests of the plane coalesced");
-        assert!(coalesced > 0, "{}", pair.left.log());
+        let count = coalesced(&pair.left);
+        eprintln!("{sent} flows, {count} requests coalesced");
+        assert!(count > 0, "{}", pair.left.log());
     }
 }
 
