@@ -71,7 +71,8 @@ fn we_do_everything(make: Make) {
         let sas = n.sas();
         sas.len() == 1 && sas[0].1.text("initiator-spi") != ike
     });
-    assert_lost(&pair, pings, 0);
+    // libreswan may send by the new SA before its response has reached us.
+    assert_lost(&pair, pings, u32::from(make == Make::Libreswan));
     pair.left.wait_until("one pair of states", 15, |_| {
         xfrm(&pair.left.namespace, "state").len() == 2
     });
@@ -108,8 +109,12 @@ fn the_peer_does_everything(make: Make, lifetime: u32) {
             sas.len() == 1 && sas[0].1.text("initiator-spi") != ike
         });
     }
-    // OpenIKED deletes the old child before it has installed the new one.
-    let most = if make == Make::Openiked { 2 } else { 0 };
+    let most = match make {
+        // It deletes the old child before it has installed the new one.
+        Make::Openiked => 2,
+        // It may let go of the old child before its Delete has reached us.
+        Make::Libreswan => 1,
+    };
     assert_lost(&pair, pings, most);
     pair.assert_traffic_passes();
 
