@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use swanherd_ipsec::plane::{
-    Direction, HwOffload, Lifetime, Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet,
-    SaEntry, SaKeys,
+    Direction, Mode, Op, Outcome, PlaneEvent, PolicyAction, PolicySet, SaEntry, SaKeys,
 };
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId};
 use swanherd_ipsec::{Secret, TrafficSelector};
