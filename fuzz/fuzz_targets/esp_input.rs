@@ -37,11 +37,17 @@ fn entry(choice: u8, direction: Direction) -> SaEntry {
     SaEntry {
         esn: choice & 4 != 0,
         replay_window: WINDOWS[usize::from(choice >> 3 & 3)],
-        ..SaEntry::tunnel(direction, 0xc000_0001, [addr(1), addr(2)], 1, SaKeys {
-            encryption,
-            encryption_key: Secret::new(vec![0x11; key_len]),
-            integrity: integrity.map(|(id, len)| (id, Secret::new(vec![0x22; len]))),
-        })
+        ..SaEntry::tunnel(
+            direction,
+            0xc000_0001,
+            [addr(1), addr(2)],
+            1,
+            SaKeys {
+                encryption,
+                encryption_key: Secret::new(vec![0x11; key_len]),
+                integrity: integrity.map(|(id, len)| (id, Secret::new(vec![0x22; len]))),
+            },
+        )
     }
 }
 
