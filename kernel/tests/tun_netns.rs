@@ -68,6 +68,20 @@ impl Lab {
                 run(&words);
             }
         }
+        // The kernel drops what is sent before it has taken notice of the carrier.
+        for ns in [&a, &b] {
+            let up = || {
+                let link = output(&["ip", "-n", ns, "link", "show", "veth0"]);
+                String::from_utf8_lossy(&link.stdout).contains("state UP")
+            };
+            for _ in 0..1000 {
+                if up() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(up(), "the link does not come up");
+        }
         Some(lab)
     }
 
