@@ -68,7 +68,8 @@ impl std::ops::DerefMut for Diagnostic {
 }
 
 impl Diagnostic {
-    pub(crate) fn error(code: &'static str, message: impl Into<String>) -> Self {
+    /// An error without a place yet; `code` names its kind for programs.
+    pub fn error(code: &'static str, message: impl Into<String>) -> Self {
         Self(Box::new(Details {
             level: Level::Error,
             code,
@@ -98,9 +99,19 @@ impl Diagnostic {
         self
     }
 
-    pub(crate) fn path(mut self, path: impl Into<String>) -> Self {
+    /// Names the section that it is about, dotted.
+    #[must_use]
+    pub fn path(mut self, path: impl Into<String>) -> Self {
         self.path = path.into();
         self
+    }
+
+    /// All of it in one line, for logs: place, section, message and help.
+    pub fn line(&self) -> String {
+        match &self.help {
+            Some(help) => format!("{self} ({help})"),
+            None => self.to_string(),
+        }
     }
 
     /// Puts an enclosing section before the path.

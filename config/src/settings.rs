@@ -128,6 +128,26 @@ pub struct FileLog {
     pub default: i8,
     /// Levels by group (`ike`, `chd`, ...).
     pub groups: BTreeMap<String, i8>,
+    /// `append`: whether what the file holds at start is kept.
+    pub append: bool,
+    /// `ike_name`: whether lines name the connection and unique id of their IKE SA.
+    pub ike_name: bool,
+    /// `time_format`: as for `strftime(3)`; empty is no time, `None` the form of RFC 3339.
+    pub time_format: Option<String>,
+    /// `time_precision`, or `time_add_ms`.
+    pub time_precision: TimePrecision,
+}
+
+/// `time_precision` of a log file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimePrecision {
+    /// None given.
+    #[default]
+    Seconds,
+    /// `ms`
+    Milliseconds,
+    /// `us`
+    Microseconds,
 }
 
 /// `swanherd.dataplane`.

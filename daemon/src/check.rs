@@ -7,11 +7,12 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 use swanherd_config::load::{self, CheckReport};
-use swanherd_config::load_swanctl;
+use swanherd_config::settings::Settings;
+use swanherd_config::{Diagnostic, load_swanctl};
 
 use crate::cli::Check;
 use crate::client::{put, say};
-use crate::paths;
+use crate::{metrics, paths};
 
 #[derive(Serialize)]
 struct Report {
@@ -33,10 +34,7 @@ pub(crate) fn check(args: &Check) -> ExitCode {
     let loaded = load_swanctl(&path);
     let settings_path = paths::settings_file(None);
     let settings = paths::load_settings(&settings_path);
-    let (settings_ok, found) = match &settings {
-        Ok((_, warnings)) => (true, warnings.as_slice()),
-        Err(error) => (false, std::slice::from_ref(error)),
-    };
+    let (settings_ok, found) = judge(settings);
     let report = load::report(&loaded);
     let ok = report.ok && settings_ok;
     if args.json {
@@ -45,10 +43,7 @@ pub(crate) fn check(args: &Check) -> ExitCode {
             settings: SettingsReport {
                 ok: settings_ok,
                 file: settings_path.display().to_string(),
-                diagnostics: found
-                    .iter()
-                    .map(swanherd_config::Diagnostic::to_report)
-                    .collect(),
+                diagnostics: found.iter().map(Diagnostic::to_report).collect(),
             },
         };
         match serde_json::to_string_pretty(&report) {
@@ -57,12 +52,28 @@ pub(crate) fn check(args: &Check) -> ExitCode {
         }
     } else {
         let colour = std::io::stdout().is_terminal();
-        for diagnostic in found {
+        for diagnostic in &found {
             put(&diagnostic.render(colour));
         }
         put(&load::render(&loaded, colour));
     }
     ExitCode::from(u8::from(!ok))
+}
+
+/// Whether the daemon would start with the settings, and what there is to say about them.
+fn judge(settings: Result<(Settings, Vec<Diagnostic>), Diagnostic>) -> (bool, Vec<Diagnostic>) {
+    match settings {
+        Ok((settings, mut found)) => {
+            // The daemon starts all the same, for tunnels matter more than their metrics; but
+            // whoever asks wants to know.
+            if let Err(error) = metrics::check(&settings) {
+                found.push(Diagnostic::error("unreadable", error).path("swanherd.metrics"));
+                return (false, found);
+            }
+            (true, found)
+        }
+        Err(error) => (false, vec![error]),
+    }
 }
 
 /// The file that a path given by the operator means.

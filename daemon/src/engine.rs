@@ -90,7 +90,6 @@ pub(crate) struct Parts<P, S> {
     /// How often the data plane is audited; zero is only on demand.
     pub(crate) reconcile_interval: Duration,
     pub(crate) reload_settings: Box<dyn FnMut() -> Result<Settings, String> + Send>,
-    pub(crate) log: crate::logging::Sink,
 }
 
 /// See the module's text.
@@ -135,7 +134,6 @@ pub(crate) struct Engine<P, S> {
     counters_running: bool,
     counters_waiters: Vec<oneshot::Sender<()>>,
     reload_settings: Box<dyn FnMut() -> Result<Settings, String> + Send>,
-    log: crate::logging::Sink,
 }
 
 impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
@@ -208,7 +206,6 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             counters_running: false,
             counters_waiters: Vec::new(),
             reload_settings: parts.reload_settings,
-            log: parts.log,
         };
         (engine, control)
     }
@@ -627,7 +624,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
 
     fn tell(&mut self, event: Event) {
         if let Event::Log(line) = &event {
-            self.log.write(line);
+            crate::logging::write(line);
             for waiting in &self.waiting {
                 let concerns = match &line.ike_sa {
                     Some((name, id)) => {

@@ -38,7 +38,7 @@ pub(crate) struct Summary {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
     /// The file is missing or has a syntax error.
-    #[error("{}", .0.render(false))]
+    #[error("{}", .0.line())]
     File(Box<Diagnostic>),
     /// The daemon is going down.
     #[error(transparent)]
@@ -75,10 +75,10 @@ impl Loader {
         for diagnostic in loaded.all_diagnostics() {
             match diagnostic.level {
                 swanherd_config::diagnostic::Level::Error => {
-                    tracing::error!("{}", diagnostic.render(false).trim_end());
+                    tracing::error!("{}", diagnostic.line());
                 }
                 swanherd_config::diagnostic::Level::Warning => {
-                    tracing::warn!("{}", diagnostic.render(false).trim_end());
+                    tracing::warn!("{}", diagnostic.line());
                 }
             }
         }

@@ -32,17 +32,15 @@ pub(crate) async fn run(args: Run) -> ExitCode {
             return ExitCode::from(WRONG_CONFIGURATION);
         }
     };
-    let _flusher = logging::start(match settings.log.format {
-        swanherd_config::settings::LogFormat::Text => logging::Format::Text,
-        swanherd_config::settings::LogFormat::Json => logging::Format::Json,
-    });
+    let _flusher = logging::start(settings.log.format);
+    logging::configure(settings.filelogs.clone());
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         settings = %settings_file.display(),
         "swanherd starts"
     );
     for warning in warnings {
-        tracing::warn!("{}", warning.render(false).trim_end());
+        tracing::warn!("{}", warning.line());
     }
     let definitions = paths::definitions_file(args.config.or_else(|| settings.config.clone()));
     match serve(&settings, settings_file, definitions).await {
@@ -61,6 +59,11 @@ async fn serve(
     definitions: std::path::PathBuf,
 ) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot catch signals: {error}"))?;
+    // The VICI socket may be in it.
+    std::fs::create_dir_all(&settings.run_dir).map_err(|error| {
+        let folder = settings.run_dir.display();
+        format!("cannot make the folder {folder} (swanherd.run_dir): {error}")
+    })?;
     let vici = vici::Options {
         uri: settings.vici_socket.clone(),
         owner: (settings.user.clone(), settings.group.clone()),
@@ -88,10 +91,12 @@ async fn serve(
         reconcile_interval: settings.reconcile_interval,
         reload_settings: Box::new(move || {
             paths::load_settings(&settings_file)
-                .map(|(settings, _)| plane::ike_settings(&settings, force_encap))
-                .map_err(|error| format!("reloading '{}' failed", error.render(false)))
+                .map(|(settings, _)| {
+                    logging::configure(settings.filelogs.clone());
+                    plane::ike_settings(&settings, force_encap)
+                })
+                .map_err(|error| format!("reloading '{}' failed", error.line()))
         }),
-        log: logging::Sink::open(log_files(settings)),
     });
 
     let (stop, stopped) = watch::channel(false);
@@ -110,9 +115,9 @@ async fn serve(
     notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!(vici = %settings.vici_socket, "ready");
 
-    let watchdog = tokio::spawn(watchdog(control));
+    let watchdog = tokio::spawn(watchdog(control.clone()));
     let died = tokio::select! {
-        () = signals.serve(&mut loader) => None,
+        () = signals.serve(&mut loader, &control) => None,
         died = &mut engine => Some(died),
     };
     if let Some(died) = died {
@@ -153,6 +158,15 @@ async fn load(loader: &mut Loader) {
     }
 }
 
+/// Reads strongswan.conf again, and begins log files anew that were moved away.
+async fn reload_settings(control: &Control) {
+    match control.ask(crate::control::Request::ReloadSettings).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::error!("settings not read again: {error}"),
+        Err(error) => tracing::error!("settings not read again: {error}"),
+    }
+}
+
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -168,8 +182,8 @@ impl Signals {
         })
     }
 
-    /// Reloads on SIGHUP, returns on SIGTERM and SIGINT.
-    async fn serve(&mut self, loader: &mut Loader) {
+    /// Reads settings and definitions again on SIGHUP, returns on SIGTERM and SIGINT.
+    async fn serve(&mut self, loader: &mut Loader, control: &Control) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
@@ -180,24 +194,13 @@ impl Signals {
                         reloading.push(now);
                     }
                     notify(&reloading);
+                    reload_settings(control).await;
                     load(loader).await;
                     notify(&[sd_notify::NotifyState::Ready]);
                 }
             }
         }
     }
-}
-
-fn log_files(settings: &Settings) -> Vec<logging::FileLog> {
-    settings
-        .filelogs
-        .iter()
-        .map(|log| logging::FileLog {
-            path: log.path.clone(),
-            default: log.default,
-            groups: log.groups.clone(),
-        })
-        .collect()
 }
 
 /// Tells the service manager, if there is one, that the engine still answers.

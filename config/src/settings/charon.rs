@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::reference::{CHARON, FIXED};
-use super::{FileLog, Settings};
+use super::{FileLog, Settings, TimePrecision};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::tree::{Entry, Item, Tree, Value};
 use crate::value;
@@ -178,6 +178,10 @@ fn filelog(name: &str, section: &Tree, root: &str, warnings: &mut Vec<Diagnostic
         path: PathBuf::from(name),
         default: 1,
         groups: BTreeMap::new(),
+        append: true,
+        ike_name: true,
+        time_format: None,
+        time_precision: TimePrecision::Seconds,
     };
     for entry in section.entries() {
         let key = format!("filelog.{name}.{}", entry.name);
@@ -202,9 +206,46 @@ fn filelog(name: &str, section: &Tree, root: &str, warnings: &mut Vec<Diagnostic
                 }
                 None => format!("`{text}` is no level from -1 to 4; `{key}` keeps its default"),
             },
-            // Lines are always appended, flushed one by one, and carry time and SA.
-            "append" | "flush_line" | "ike_name" | "time_format" | "time_add_ms"
-            | "time_precision" | "log_level" => continue,
+            "append" => match value::boolean(text) {
+                Some(append) => {
+                    log.append = append;
+                    continue;
+                }
+                None => format!("`{text}` is not yes or no; `{key}` keeps its default"),
+            },
+            "ike_name" => match value::boolean(text) {
+                Some(ike_name) => {
+                    log.ike_name = ike_name;
+                    continue;
+                }
+                None => format!("`{text}` is not yes or no; `{key}` keeps its default"),
+            },
+            "time_format" => {
+                log.time_format = Some(text.to_owned());
+                continue;
+            }
+            "time_add_ms" => match value::boolean(text) {
+                Some(true) => {
+                    log.time_precision = TimePrecision::Milliseconds;
+                    continue;
+                }
+                Some(false) => continue,
+                None => format!("`{text}` is not yes or no; `{key}` keeps its default"),
+            },
+            "time_precision" => match text {
+                "ms" => {
+                    log.time_precision = TimePrecision::Milliseconds;
+                    continue;
+                }
+                "us" => {
+                    log.time_precision = TimePrecision::Microseconds;
+                    continue;
+                }
+                "" => continue,
+                _ => format!("`{text}` is neither ms nor us; `{key}` keeps its default"),
+            },
+            // Lines are always flushed one by one, and name no level.
+            "flush_line" | "log_level" => continue,
             group if GROUPS.contains(&group) => match level() {
                 Some(level) => {
                     log.groups.insert(group.to_owned(), level);

@@ -134,8 +134,16 @@ pub(super) const CHARON: &[Row] = &[
         "yes",
         "virtual addresses are added to the interface that has the local address",
     ),
-    row("user", "", "owner of the VICI socket"),
-    row("group", "", "group of the VICI socket"),
+    row(
+        "user",
+        "",
+        "owner of the VICI socket; needs CAP_CHOWN, which the shipped unit does not give: use `Group=` there",
+    ),
+    row(
+        "group",
+        "",
+        "group of the VICI socket; as for `charon.user`",
+    ),
     row(
         "plugins.vici.socket",
         "unix:///var/run/charon.vici",

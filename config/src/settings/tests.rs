@@ -70,6 +70,10 @@ fn values_reach_their_settings() {
             default = 2
             ike = 3
             flush_line = yes
+            append = no
+            ike_name = no
+            time_format = %b %e %T
+            time_add_ms = yes
         }
         stderr { default = -1
         } }
@@ -93,6 +97,10 @@ fn values_reach_their_settings() {
     assert_eq!(settings.user.as_deref(), Some("vpn"));
     assert_eq!(settings.filelogs[0].path, Path::new("/var/log/x.log"));
     assert_eq!(settings.filelogs[0].groups["ike"], 3);
+    let main = &settings.filelogs[0];
+    assert!(!main.append && !main.ike_name);
+    assert_eq!(main.time_format.as_deref(), Some("%b %e %T"));
+    assert_eq!(main.time_precision, TimePrecision::Milliseconds);
     assert_eq!(settings.filelogs[1].path, Path::new("stderr"));
     assert_eq!(settings.vici_socket, "unix:///run/x.vici");
     assert_eq!(settings.dataplane, DataPlaneChoice::Tun);

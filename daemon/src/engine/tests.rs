@@ -38,7 +38,6 @@ impl Fixture {
             counters_interval: Duration::from_secs(1),
             reconcile_interval,
             reload_settings: Box::new(|| Ok(Settings::default())),
-            log: crate::logging::Sink::default(),
         });
         let (stop, stopped) = oneshot::channel();
         let engine = tokio::spawn(engine.run(async {

@@ -72,20 +72,34 @@ pub(crate) async fn start(
     let Some(listen) = settings.metrics.listen else {
         return Ok(None);
     };
-    let tls = settings
-        .metrics
-        .tls_cert
-        .clone()
-        .zip(settings.metrics.tls_key.clone());
     let options = Options {
         listen,
-        tls: tls.map(|(certs, key)| Tls { certs, key }),
+        tls: tls_of(settings),
     };
     let server = Server::bind(&options)
         .await
         .map_err(|error| format!("cannot serve metrics on {listen}: {error}"))?;
     tracing::info!(%listen, tls = server.tls.is_some(), "serving /metrics and /healthz");
     Ok(Some(tokio::spawn(server.run(control, stop))))
+}
+
+/// Reads the files that TLS would need, without serving anything.
+///
+/// # Errors
+/// For people: which file cannot be used.
+pub(crate) fn check(settings: &Settings) -> Result<(), String> {
+    match tls_of(settings) {
+        Some(tls) if settings.metrics.listen.is_some() => acceptor(&tls)
+            .map(drop)
+            .map_err(|error| format!("metrics cannot be served: {error}")),
+        _ => Ok(()),
+    }
+}
+
+fn tls_of(settings: &Settings) -> Option<Tls> {
+    let metrics = &settings.metrics;
+    let (certs, key) = metrics.tls_cert.clone().zip(metrics.tls_key.clone())?;
+    Some(Tls { certs, key })
 }
 
 /// A bound endpoint, served by [`Server::run`].

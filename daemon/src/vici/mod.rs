@@ -228,7 +228,7 @@ fn bind_unix(path: &Path, options: &Options) -> io::Result<Listener> {
     socket.bind(&SockAddr::unix(&temporary)?)?;
     let in_place =
         std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(options.mode))
-            .and_then(|()| chown(&temporary, uid, gid))
+            .and_then(|()| give_to(&temporary, (uid, gid), options))
             .and_then(|()| socket.listen(BACKLOG))
             .and_then(|()| std::fs::rename(&temporary, path));
     if let Err(error) = in_place {
@@ -239,6 +239,27 @@ fn bind_unix(path: &Path, options: &Options) -> io::Result<Listener> {
     Ok(Listener::Unix {
         listener: UnixListener::from_std(socket.into())?,
         path: path.to_owned(),
+    })
+}
+
+/// # Errors
+/// If the system refuses: the text names the settings that asked for it.
+fn give_to(
+    path: &Path,
+    (uid, gid): (Option<u32>, Option<u32>),
+    options: &Options,
+) -> io::Result<()> {
+    chown(path, uid, gid).map_err(|error| {
+        let (user, group) = &options.owner;
+        let name = |name: &Option<String>| name.clone().unwrap_or_default();
+        let owner = format!("{}:{}", name(user), name(group));
+        io::Error::new(
+            error.kind(),
+            format!(
+                "the socket cannot be given to '{owner}' (charon.user, charon.group), which needs \
+                 CAP_CHOWN: {error}"
+            ),
+        )
     })
 }
 
