@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use swanherd_vici::installed::LastError;
+use swanherd_vici::installed::{Definitions, LastError};
 use swanherd_vici::types::{Initiate, ListSas, LogLine, Selector};
 use swanherd_vici::{ChildSa, Client, Error, IkeSa, Message};
 
@@ -81,6 +81,8 @@ struct Report {
     up: usize,
     tunnels: Vec<Tunnel>,
     shunts: Vec<Shunt>,
+    /// How the daemon's file of definitions was applied; `None` of a charon.
+    definitions: Option<Definitions>,
 }
 
 /// What `list-conns` says of one connection, as far as it is needed here.
@@ -109,7 +111,11 @@ pub(crate) async fn status(args: Status) -> ExitCode {
     match report(&args.server).await {
         Ok(report) => {
             let fine = |tunnel: &Tunnel| matches!(tunnel.state, "up" | "trap");
-            let all_fine = report.tunnels.iter().all(fine);
+            let applied = |definitions: &Definitions| {
+                definitions.error.is_none() && definitions.refused.is_empty()
+            };
+            let all_fine =
+                report.tunnels.iter().all(fine) && report.definitions.as_ref().is_none_or(applied);
             if args.json {
                 print_json(&report);
             } else {
@@ -183,6 +189,13 @@ async fn each(
         })
         .collect();
     if wanted.is_empty() {
+        let connection = args.name.split('/').next().unwrap_or_default();
+        // Of charon, nothing is known of that.
+        let definitions = client.definitions().await.unwrap_or_default();
+        if let Some(reason) = definitions.refused.get(connection) {
+            say(&format!("{connection}: refused: {reason}"));
+            return ExitCode::from(WRONG);
+        }
         let known: Vec<_> = children
             .iter()
             .map(|(connection, child)| format!("{connection}/{child}"))
@@ -258,6 +271,10 @@ async fn report(server: &Server) -> Result<Report, Error> {
         Err(Error::UnknownEvent(_)) => BTreeMap::new(),
         errors => errors?,
     };
+    let definitions = match client.definitions().await {
+        Err(Error::UnknownEvent(_)) => None,
+        definitions => Some(definitions?),
+    };
     let mut tunnels: Vec<_> = configured
         .iter()
         .map(|(connection, child)| tunnel(connection, child, true, &sas))
@@ -318,6 +335,7 @@ async fn report(server: &Server) -> Result<Report, Error> {
         up: tunnels.iter().filter(|tunnel| tunnel.state == "up").count(),
         tunnels,
         shunts,
+        definitions,
     })
 }
 
@@ -471,6 +489,14 @@ fn print_table(report: &Report) {
             shunt.local_ts.join(" "),
             shunt.remote_ts.join(" ")
         ));
+    }
+    if let Some(definitions) = &report.definitions {
+        for (name, reason) in &definitions.refused {
+            put(&format!("{name}: refused: {reason}\n"));
+        }
+        if let Some(error) = &definitions.error {
+            put(&format!("{} not applied: {error}\n", definitions.file));
+        }
     }
     let waiting = report.tunnels.iter().filter(|t| t.state == "trap").count();
     let waiting = match waiting {

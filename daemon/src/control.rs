@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use swanherd_config::model::{Connection, SharedSecret};
 use swanherd_ike::api::{
     ChildSaId, Command, Counter, Event, IkeSaId, IkeSaInfo, LogLine, Selector,
@@ -52,6 +52,21 @@ pub(crate) struct Snapshot {
     pub(crate) audits: Arc<audits::Summary>,
     /// What the data plane saw besides the events that it delivered.
     pub(crate) plane_events: EventCounts,
+}
+
+/// How the file of definitions was applied last, at start or at a reload.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Definitions {
+    /// The file.
+    pub(crate) file: String,
+    /// Seconds since the epoch.
+    pub(crate) at: u64,
+    /// Why nothing was applied: the file is missing, or has a syntax error.
+    pub(crate) error: Option<String>,
+    /// Connections that are loaded from the file.
+    pub(crate) loaded: usize,
+    /// Connections of the file that were refused, and why.
+    pub(crate) refused: BTreeMap<String, String>,
 }
 
 /// Answer to someone who asked for the policies that are in force.
@@ -167,9 +182,34 @@ pub(crate) struct Control {
     pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
     pub(crate) requests: mpsc::Sender<Request>,
     pub(crate) events: broadcast::Sender<Arc<Event>>,
+    definitions: Arc<ArcSwapOption<Definitions>>,
 }
 
 impl Control {
+    /// A handle to the engine that publishes `snapshot`, takes `requests` and raises `events`.
+    pub(crate) fn new(
+        snapshot: Snapshot,
+        requests: mpsc::Sender<Request>,
+        events: broadcast::Sender<Arc<Event>>,
+    ) -> Self {
+        Self {
+            snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
+            requests,
+            events,
+            definitions: Arc::default(),
+        }
+    }
+
+    /// How the file of definitions was applied; `None` before that.
+    pub(crate) fn definitions(&self) -> Option<Arc<Definitions>> {
+        self.definitions.load_full()
+    }
+
+    /// Tells everybody how the file of definitions was applied.
+    pub(crate) fn publish_definitions(&self, definitions: Definitions) {
+        self.definitions.store(Some(Arc::new(definitions)));
+    }
+
     /// What the engine last published.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.load_full()

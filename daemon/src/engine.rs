@@ -18,7 +18,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use arc_swap::ArcSwap;
 use swanherd_config::model::Connection;
 use swanherd_ike::api::{
     Action, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo, Now, Settings,
@@ -164,11 +163,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             audits: Arc::default(),
             plane_events: parts.plane.event_counts(),
         };
-        let control = Control {
-            snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
-            requests: request_sender,
-            events,
-        };
+        let control = Control::new(snapshot, request_sender, events);
         let engine = Self {
             endpoint: parts.endpoint,
             plane: parts.plane,

@@ -5,13 +5,14 @@
 //! unloaded, and one that is in error now keeps running as it was loaded before. What VICI clients
 //! loaded is theirs and stays. A file that cannot be read or parsed changes nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use swanherd_config::load::{CertificateKind, Loaded};
 use swanherd_config::{Diagnostic, load_swanctl};
 
-use crate::control::{Control, Request, ShuttingDown};
+use crate::control::{Control, Definitions, Request, ShuttingDown};
 
 /// What the loader itself has loaded so far.
 #[derive(Debug)]
@@ -21,15 +22,16 @@ pub(crate) struct Loader {
     connections: BTreeSet<String>,
     shared: BTreeSet<String>,
     keys: BTreeSet<String>,
+    refused: BTreeMap<String, String>,
 }
 
 /// How an application went.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     /// Connections that are loaded from the file now.
     pub(crate) loaded: usize,
-    /// Connections that were refused.
-    pub(crate) refused: usize,
+    /// Connections that were refused, and why.
+    pub(crate) refused: BTreeMap<String, String>,
     /// Connections that left the file.
     pub(crate) unloaded: usize,
 }
@@ -54,6 +56,7 @@ impl Loader {
             connections: BTreeSet::new(),
             shared: BTreeSet::new(),
             keys: BTreeSet::new(),
+            refused: BTreeMap::new(),
         }
     }
 
@@ -62,11 +65,31 @@ impl Loader {
         &self.path
     }
 
-    /// Reads the file and applies the difference.
+    /// Reads the file, applies the difference, and publishes how that went.
     ///
     /// # Errors
     /// If the file cannot be used as a whole; then nothing changed.
     pub(crate) async fn apply(&mut self) -> Result<Summary, LoadError> {
+        let result = self.read_and_apply().await;
+        let error = match &result {
+            Ok(summary) => {
+                self.refused.clone_from(&summary.refused);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.control.publish_definitions(Definitions {
+            file: self.path.display().to_string(),
+            at: now.map_or(0, |now| now.as_secs()),
+            error,
+            loaded: self.connections.len(),
+            refused: self.refused.clone(),
+        });
+        result
+    }
+
+    async fn read_and_apply(&mut self) -> Result<Summary, LoadError> {
         let path = self.path.clone();
         let read = tokio::task::spawn_blocking(move || load_swanctl(&path)).await;
         let loaded = read
@@ -150,12 +173,14 @@ impl Loader {
         let mut present = BTreeSet::new();
         for (name, connection) in loaded.connections {
             present.insert(name.clone());
-            // The reason was logged with the other diagnostics.
-            let Ok(connection) = connection else {
-                summary.refused += 1;
-                continue;
+            let connection = match connection {
+                Ok(connection) => Box::new(connection),
+                // It was logged with the other diagnostics.
+                Err(error) => {
+                    summary.refused.insert(name, error.line());
+                    continue;
+                }
             };
-            let connection = Box::new(connection);
             match self
                 .control
                 .ask(|reply| Request::LoadConnection(connection, reply))
@@ -167,7 +192,7 @@ impl Loader {
                 }
                 Err(error) => {
                     tracing::error!(connection = %name, %error, "connection refused");
-                    summary.refused += 1;
+                    summary.refused.insert(name, error);
                 }
             }
         }

@@ -150,7 +150,7 @@ async fn load(loader: &mut Loader) {
         Ok(summary) => tracing::info!(
             %path,
             loaded = summary.loaded,
-            refused = summary.refused,
+            refused = summary.refused.len(),
             unloaded = summary.unloaded,
             "definitions applied"
         ),

@@ -112,6 +112,30 @@ pub struct Reconciled {
     pub findings: Vec<Finding>,
 }
 
+/// How the daemon's file of definitions was applied last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Definitions {
+    /// The file.
+    pub file: String,
+    /// When it was read, in seconds since the epoch.
+    pub at: u64,
+    /// Connections of the file that are loaded.
+    pub loaded: u64,
+    /// Why nothing was applied.
+    pub error: Option<String>,
+    /// Connections of the file that were refused, and why.
+    #[serde(skip_deserializing)]
+    pub refused: BTreeMap<String, String>,
+}
+
+/// A connection that was refused.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Refused {
+    reason: String,
+}
+
 /// Why the last attempt of a connection failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
@@ -147,6 +171,30 @@ impl Client {
             .list("list-last-errors", "list-last-error", Message::new())
             .await?;
         Ok(listed.into_iter().collect())
+    }
+
+    /// `list-refused-definitions`: how the file of definitions was applied. Of swanherd only.
+    ///
+    /// # Errors
+    /// See [`Client::call`]; [`Error::UnknownEvent`] from other daemons.
+    pub async fn definitions(&mut self) -> Result<Definitions, Error> {
+        let mut stream = self
+            .stream(
+                "list-refused-definitions",
+                "refused-definition",
+                Message::new(),
+            )
+            .await?;
+        let mut refused = BTreeMap::new();
+        while let Some(message) = stream.next().await? {
+            for (name, section) in message.sections() {
+                let one: Refused = from_message(section)?;
+                refused.insert(name.to_owned(), one.reason);
+            }
+        }
+        let mut definitions: Definitions = from_message(&check(stream.into_response())?)?;
+        definitions.refused = refused;
+        Ok(definitions)
     }
 
     /// `list-installed-policies`: every policy in force. Of swanherd only.

@@ -209,3 +209,38 @@ async fn shunts_of_a_loaded_connection_stand_until_it_is_unloaded() {
     assert_eq!(loaded, ["gw/block"]);
     fixture.stop().await;
 }
+
+#[tokio::test]
+async fn what_became_of_the_file_of_definitions_is_published() {
+    let fixture = Fixture::start(FakePlane::default(), Duration::ZERO);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("swanctl.conf");
+    let mut loader = crate::loader::Loader::new(path.clone(), fixture.control.clone());
+    let shunt = "children { c { mode = pass\n local_ts = 10.1.0.0/16\n remote_ts = 10.1.0.0/16 } }";
+    std::fs::write(
+        &path,
+        format!("connections {{ good {{ {shunt} }}\n wrong {{ remot_ts = x }} }}"),
+    )
+    .unwrap();
+
+    assert!(loader.apply().await.is_ok());
+    let first = fixture.control.definitions().unwrap();
+    assert_eq!((first.loaded, &first.error), (1, &None));
+    let reason = &first.refused["wrong"];
+    assert!(reason.contains("swanctl.conf:4:"), "{reason}");
+    assert!(reason.contains("remot_ts"), "{reason}");
+
+    // A file that is broken as a whole changes nothing of what is loaded, and is told of.
+    std::fs::write(&path, "connections {").unwrap();
+    assert!(loader.apply().await.is_err());
+    let broken = fixture.control.definitions().unwrap();
+    assert_eq!((broken.loaded, &broken.refused), (1, &first.refused));
+    assert!(broken.error.as_ref().unwrap().contains("swanctl.conf"));
+
+    std::fs::write(&path, format!("connections {{ good {{ {shunt} }} }}")).unwrap();
+    assert!(loader.apply().await.is_ok());
+    let mended = fixture.control.definitions().unwrap();
+    assert_eq!((mended.loaded, mended.refused.len()), (1, 0));
+    assert_eq!(mended.error, None);
+    fixture.stop().await;
+}

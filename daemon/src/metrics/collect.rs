@@ -12,7 +12,7 @@ use swanherd_kernel::PlaneKind;
 
 use super::exposition::{Exposition, Family, Format, Kind};
 use crate::audits::Kind as Finding;
-use crate::control::{Snapshot, Totals};
+use crate::control::{Definitions, Snapshot, Totals};
 
 const STATES: [(IkeState, &str); 7] = [
     (IkeState::Created, "created"),
@@ -70,10 +70,17 @@ const EXCHANGES: [(Exchange, &str); 4] = [
 ];
 
 /// All metrics of `snapshot`, and of the kernel's XFRM statistics where there are any.
-pub(super) fn collect(snapshot: &Snapshot, format: Format) -> String {
+pub(super) fn collect(
+    snapshot: &Snapshot,
+    definitions: Option<&Definitions>,
+    format: Format,
+) -> String {
     let mut out = Exposition::new(format);
     let clock = Clock::now();
     process(&mut out, snapshot);
+    if let Some(definitions) = definitions {
+        of_definitions(&mut out, definitions);
+    }
     children(&mut out, snapshot, clock);
     ike_sas(&mut out, snapshot, clock);
     global_counters(&mut out, snapshot);
@@ -138,6 +145,31 @@ fn process(out: &mut Exposition, snapshot: &Snapshot) {
         "When the daemon started, in seconds since the epoch.",
     )
     .sample(&[], snapshot.started.1);
+}
+
+fn of_definitions(out: &mut Exposition, definitions: &Definitions) {
+    out.family(
+        "swanherd_definitions",
+        Kind::Gauge,
+        None,
+        "Connections of the file of definitions, by what became of them.",
+    )
+    .sample(&[("state", "loaded")], definitions.loaded)
+    .sample(&[("state", "refused")], definitions.refused.len());
+    out.family(
+        "swanherd_definitions_last_apply_ok",
+        Kind::Gauge,
+        None,
+        "Whether the file of definitions could be used when it was read last.",
+    )
+    .sample(&[], u64::from(definitions.error.is_none()));
+    out.family(
+        "swanherd_definitions_last_apply_timestamp_seconds",
+        Kind::Gauge,
+        Some("seconds"),
+        "When the file of definitions was read last, in seconds since the epoch.",
+    )
+    .sample(&[], definitions.at);
 }
 
 /// (connection, child) with the SAs of it that carry traffic.

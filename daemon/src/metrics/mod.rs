@@ -243,7 +243,11 @@ fn respond(request: &Request<Incoming>, control: &Control) -> Response<Full<Byte
                 .get(ACCEPT)
                 .and_then(|value| value.to_str().ok());
             let format = Format::negotiate(accept);
-            let body = collect::collect(&control.snapshot(), format);
+            let body = collect::collect(
+                &control.snapshot(),
+                control.definitions().as_deref(),
+                format,
+            );
             answer(StatusCode::OK, format.content_type(), body)
         }
         "/healthz" => match health(control) {

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
 use swanherd_config::decode::{Origin, decode_connection};
 use swanherd_config::names::Names;
 use swanherd_config::tree::Tree;
@@ -18,11 +17,11 @@ use super::collect::collect;
 use super::exposition::Format;
 use super::{Options, Server, Tls};
 use crate::audits::{Last, Summary};
-use crate::control::{Control, Request, Snapshot, Totals};
+use crate::control::{Control, Definitions, Request, Snapshot, Totals};
 
 #[test]
 fn every_configured_child_is_there_even_if_it_is_down() {
-    let text = collect(&snapshot(), Format::OpenMetrics);
+    let text = collect(&snapshot(), None, Format::OpenMetrics);
 
     for line in [
         "swanherd_child_up{connection=\"gw\",child=\"net\"} 0",
@@ -51,9 +50,35 @@ fn every_configured_child_is_there_even_if_it_is_down() {
 }
 
 #[test]
+fn definitions_that_were_refused_are_counted() {
+    let definitions = Definitions {
+        at: 1_700_000_001,
+        loaded: 2,
+        refused: BTreeMap::from([("wrong".to_owned(), "why".to_owned())]),
+        ..Definitions::default()
+    };
+    let has = |definitions: &Definitions, line: &str| {
+        let text = collect(&snapshot(), Some(definitions), Format::OpenMetrics);
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    };
+    has(&definitions, "swanherd_definitions{state=\"loaded\"} 2");
+    has(&definitions, "swanherd_definitions{state=\"refused\"} 1");
+    has(&definitions, "swanherd_definitions_last_apply_ok 1");
+    has(
+        &definitions,
+        "swanherd_definitions_last_apply_timestamp_seconds 1700000001",
+    );
+    let broken = Definitions {
+        error: Some("no file".to_owned()),
+        ..definitions
+    };
+    has(&broken, "swanherd_definitions_last_apply_ok 0");
+}
+
+#[test]
 fn every_sample_belongs_to_the_family_above_it() {
     for format in [Format::OpenMetrics, Format::Text] {
-        let text = collect(&snapshot(), format);
+        let text = collect(&snapshot(), None, format);
         let mut family = String::new();
         let mut families = BTreeSet::new();
         let mut samples = BTreeSet::new();
@@ -79,7 +104,7 @@ fn every_sample_belongs_to_the_family_above_it() {
 #[test]
 fn audits_and_events_of_the_data_plane_are_counted() {
     let mut snapshot = snapshot();
-    let nothing_yet = collect(&snapshot, Format::OpenMetrics);
+    let nothing_yet = collect(&snapshot, None, Format::OpenMetrics);
     snapshot.audits = Arc::new(Summary {
         last: Some(Last {
             at: 1_700_000_001,
@@ -101,7 +126,7 @@ fn audits_and_events_of_the_data_plane_are_counted() {
     snapshot.plane_events.foreign_changes = 9;
     snapshot.data_plane = "tun";
     snapshot.plane_events.drops.no_sa = 10;
-    let text = collect(&snapshot, Format::OpenMetrics);
+    let text = collect(&snapshot, None, Format::OpenMetrics);
 
     for line in [
         "swanherd_reconcile_findings_total{object=\"policy\",difference=\"unwanted\",remedy=\"failed\"} 3",
@@ -245,11 +270,7 @@ impl Fixture {
 
     async fn with(tls: Option<Tls>) -> Self {
         let (sender, requests) = mpsc::channel(1);
-        let control = Control {
-            snapshot: Arc::new(ArcSwap::from_pointee(snapshot())),
-            requests: sender,
-            events: broadcast::channel(1).0,
-        };
+        let control = Control::new(snapshot(), sender, broadcast::channel(1).0);
         let options = Options {
             listen: "127.0.0.1:0".parse().unwrap(),
             tls,

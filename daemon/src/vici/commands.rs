@@ -53,6 +53,9 @@ pub(super) fn start(
             Box::pin(async move { installed::list_installed(&control, &emitter).await })
         }
         "list-last-errors" => Box::pin(async move { list_last_errors(&control, &emitter).await }),
+        "list-refused-definitions" => {
+            Box::pin(async move { list_refused_definitions(&control, &emitter).await })
+        }
         "reconcile" => {
             Box::pin(async move { installed::reconcile(&control, &args, &emitter).await })
         }
@@ -141,6 +144,27 @@ async fn list_last_errors(control: &Control, emitter: &Emitter) -> Message {
         emitter.emit("list-last-error", event).await;
     }
     Message::new()
+}
+
+/// What the file of definitions has that is not loaded.
+async fn list_refused_definitions(control: &Control, emitter: &Emitter) -> Message {
+    let Some(definitions) = control.definitions() else {
+        return Message::new();
+    };
+    for (connection, reason) in &definitions.refused {
+        let section = Message::new().with("reason", reason);
+        let event = Message::new().with_section(printable(connection), section);
+        emitter.emit("refused-definition", event).await;
+    }
+    let mut answer = Message::new()
+        .with("file", &definitions.file)
+        .with("at", definitions.at.to_string())
+        .with("loaded", definitions.loaded.to_string())
+        .with("refused", definitions.refused.len().to_string());
+    if let Some(error) = &definitions.error {
+        answer.push("error", error);
+    }
+    answer
 }
 
 async fn list_conns(control: Control, args: &Message, emitter: Emitter) -> Message {

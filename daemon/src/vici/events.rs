@@ -9,7 +9,7 @@ use super::render::{Moment, child_sa, ike_name, ike_sa, ike_sa_with_children};
 use crate::logging::group_name;
 
 /// Every event that a client may register for, those of streaming commands included.
-pub(super) const KNOWN: [&str; 16] = [
+pub(super) const KNOWN: [&str; 17] = [
     "log",
     "control-log",
     "list-sa",
@@ -25,6 +25,7 @@ pub(super) const KNOWN: [&str; 16] = [
     "alert",
     "list-installed-policy",
     "list-last-error",
+    "refused-definition",
     "reconcile-finding",
 ];
 

@@ -111,11 +111,7 @@ impl Fixture {
 /// The daemon as the server sees it, and the engine's end of it.
 fn control() -> (Control, mpsc::Receiver<Request>) {
     let (requests, receiver) = mpsc::channel(64);
-    let control = Control {
-        snapshot: Arc::new(ArcSwap::from_pointee(snapshot())),
-        requests,
-        events: broadcast::channel(1024).0,
-    };
+    let control = Control::new(snapshot(), requests, broadcast::channel(1024).0);
     (control, receiver)
 }
 
