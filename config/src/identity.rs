@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use serde::{Deserialize, Serialize};
 use swanherd_ipsec::Identity;
 use swanherd_ipsec::identity::IdType;
 
@@ -17,14 +18,14 @@ pub const MATCH_ANY: u8 = 1;
 const MATCH_SET: u8 = 13;
 
 /// An identity as configured: concrete, or with wildcards.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct IdentityPattern {
     text: String,
     identity: Identity,
     kind: Kind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 enum Kind {
     Concrete,
     Any,

@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 pub use swanherd_ipsec::plane::HwOffload;
 use swanherd_ipsec::plane::{Mark, Mode};
 use swanherd_ipsec::{Proposal, Secret, TrafficSelector};
@@ -14,7 +15,7 @@ use swanherd_ipsec::{Proposal, Secret, TrafficSelector};
 use crate::identity::IdentityPattern;
 
 /// One connection: how to negotiate an IKE SA with a peer, and the children to run over it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
     /// Section name.
     pub name: String,
@@ -81,7 +82,7 @@ pub struct Connection {
 }
 
 /// `version`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IkeVersion {
     /// Accepts either, initiates IKEv2. Printed as `IKEv1/2`.
     Any,
@@ -92,7 +93,7 @@ pub enum IkeVersion {
 }
 
 /// An entry of `local_addrs` or `remote_addrs`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostSpec {
     /// One address.
     Addr(IpAddr),
@@ -107,7 +108,7 @@ pub enum HostSpec {
 }
 
 /// `fragmentation` (RFC 7383).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fragmentation {
     /// Announce and use if the peer announces it too.
     Yes,
@@ -120,7 +121,7 @@ pub enum Fragmentation {
 }
 
 /// `childless` (RFC 6023).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Childless {
     /// As responder only.
     Allow,
@@ -133,7 +134,7 @@ pub enum Childless {
 }
 
 /// `send_cert`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SendCert {
     /// Always.
     Always,
@@ -144,7 +145,7 @@ pub enum SendCert {
 }
 
 /// `unique`: what to do about a second IKE SA with the same peer identity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unique {
     /// Never replace, not even on INITIAL_CONTACT.
     Never,
@@ -157,7 +158,7 @@ pub enum Unique {
 }
 
 /// `if_id_in`, `if_id_out`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IfId {
     /// None (0).
     None,
@@ -170,7 +171,7 @@ pub enum IfId {
 }
 
 /// `mark_in`, `mark_out`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MarkSpec {
     /// None.
     None,
@@ -185,7 +186,7 @@ pub enum MarkSpec {
 }
 
 /// One `local*` or `remote*` section.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuthRound {
     /// Section name.
     pub section: String,
@@ -214,16 +215,16 @@ pub struct AuthRound {
 }
 
 /// Where a certificate or public key comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CertSource {
     /// The file's contents or an inline value (DER or PEM as found).
-    Data(Vec<u8>),
+    Data(#[serde(with = "swanherd_ipsec::hex")] Vec<u8>),
     /// A path that the daemon reads itself (`cert*.file`).
     File(String),
 }
 
 /// `auth`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AuthMethod {
     /// `psk`.
     Psk,
@@ -236,7 +237,7 @@ pub enum AuthMethod {
 }
 
 /// Constraints in `auth`, such as `rsa-2048-sha256` or `ike:ecdsa-sha384`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PubkeyConstraints {
     /// The keyword as written, for listings and error texts.
     pub text: String,
@@ -253,7 +254,7 @@ pub struct PubkeyConstraints {
 }
 
 /// Type of a public key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeyType {
     /// RSA.
     Rsa,
@@ -266,7 +267,7 @@ pub enum KeyType {
 }
 
 /// Hash of a signature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SignatureHash {
     /// SHA-1.
     Sha1,
@@ -281,7 +282,7 @@ pub enum SignatureHash {
 }
 
 /// `revocation`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Revocation {
     /// A valid CRL or OCSP answer is required.
     Strict,
@@ -292,7 +293,7 @@ pub enum Revocation {
 }
 
 /// One child: the selectors and suites of a CHILD SA.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Child {
     /// Section name.
     pub name: String,
@@ -375,7 +376,7 @@ pub struct Child {
 }
 
 /// A traffic selector as configured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SelectorSpec {
     /// Fixed.
     Fixed(TrafficSelector),
@@ -391,7 +392,7 @@ pub enum SelectorSpec {
 }
 
 /// `mode` of a child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChildMode {
     /// Negotiated, with this encapsulation.
     Ipsec(Mode),
@@ -404,7 +405,7 @@ pub enum ChildMode {
 }
 
 /// `start_action`, `dpd_action`, `close_action`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Action {
     /// Install a trap policy.
     pub trap: bool,
@@ -413,7 +414,7 @@ pub struct Action {
 }
 
 /// `copy_dscp`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyDscp {
     /// Inner to outer only.
     Out,
@@ -439,7 +440,7 @@ pub struct SharedSecret {
 }
 
 /// Kind of a shared secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedKind {
     /// IKE pre-shared key.
     Ike,

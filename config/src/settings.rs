@@ -246,7 +246,7 @@ impl Default for IkeSettings {
             cookie_threshold: 30,
             cookie_threshold_ip: 3,
             block_threshold: 5,
-            init_limit_half_open: 0,
+            init_limit_half_open: 4096,
             ikesa_limit: 0,
             keep_alive: Duration::from_secs(20),
             fragment_size: 1280,

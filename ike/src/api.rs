@@ -242,6 +242,8 @@ pub enum Counter {
     Failure(FailureReason),
     /// A message was dropped before an SA existed for it.
     Dropped(DropReason),
+    /// An answer without an SA was due and not sent, because too many were.
+    AnswerWithheld,
     /// A packet asked for a CHILD SA.
     Acquire(AcquireFate),
 }
@@ -455,7 +457,7 @@ pub struct ChildSaInfo {
     pub expires_at: Option<Instant>,
 }
 
-/// Settings of an endpoint, with strongSwan's defaults.
+/// Settings of an endpoint, with strongSwan's defaults; but half-open SAs are limited.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `charon.port`.
@@ -478,9 +480,9 @@ pub struct Settings {
     pub cookie_threshold: u32,
     /// `charon.cookie_threshold_ip`; zero is never.
     pub cookie_threshold_ip: u32,
-    /// `charon.block_threshold`; zero is never. Does not apply to configured peer addresses.
+    /// `charon.block_threshold`; zero is never. Configured peers return a cookie instead.
     pub block_threshold: u32,
-    /// `charon.init_limit_half_open`; zero is none.
+    /// `charon.init_limit_half_open`; zero is none. Configured peers return a cookie instead.
     pub init_limit_half_open: u32,
     /// `charon.ikesa_limit`; zero is none.
     pub ikesa_limit: u32,
@@ -526,7 +528,7 @@ impl Default for Settings {
             cookie_threshold: 30,
             cookie_threshold_ip: 3,
             block_threshold: 5,
-            init_limit_half_open: 0,
+            init_limit_half_open: 4096,
             ikesa_limit: 0,
             keep_alive: Duration::from_secs(20),
             fragment_size: 1280,

@@ -7,6 +7,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use serde::{Deserialize, Serialize};
+
 crate::open_registry! {
     /// Identification types (RFC 7296 section 3.5).
     pub enum IdType: u8 {
@@ -25,11 +27,12 @@ crate::open_registry! {
 }
 
 /// An identity: its type and its octets. An identity with type 0 is "any" (`%any`).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Identity {
     /// What the octets mean.
     pub id_type: IdType,
     /// The Identification Data.
+    #[serde(with = "crate::hex")]
     pub data: Vec<u8>,
 }
 

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod hex;
 pub mod identity;
 pub mod plane;
 pub mod proposal;
@@ -20,3 +21,6 @@ pub use identity::Identity;
 pub use proposal::{Proposal, ProtocolId, Transform};
 pub use secret::Secret;
 pub use selector::TrafficSelector;
+/// For [`open_registry`].
+#[doc(hidden)]
+pub use serde;

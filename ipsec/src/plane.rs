@@ -8,11 +8,13 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::registry::{EncryptionId, IntegrityId};
 use crate::{Secret, TrafficSelector};
 
 /// Direction of a policy or SA as Linux names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Direction {
     /// Towards this host.
     In,
@@ -23,7 +25,7 @@ pub enum Direction {
 }
 
 /// Encapsulation mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Mode {
     /// The whole packet is carried (RFC 4301 section 4.1).
     Tunnel,
@@ -34,7 +36,7 @@ pub enum Mode {
 }
 
 /// Names one SA of this host: SPI and destination are unique per protocol (RFC 4301 section 4.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SaId {
     /// Security Parameters Index, host order.
     pub spi: u32,
@@ -43,7 +45,7 @@ pub struct SaId {
 }
 
 /// Ports of UDP encapsulation (RFC 3948), in host order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpEncap {
     /// Source port of packets that this SA sends or receives.
     pub src_port: u16,
@@ -52,7 +54,7 @@ pub struct UdpEncap {
 }
 
 /// A mark and its mask.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Mark {
     /// Value, already masked.
     pub value: u32,
@@ -61,7 +63,9 @@ pub struct Mark {
 }
 
 /// Whether the network device processes ESP instead of the kernel's own code.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub enum HwOffload {
     /// The kernel does everything.
     #[default]
@@ -75,7 +79,7 @@ pub enum HwOffload {
 }
 
 /// Limits of an SA. `None` means without limit. Soft limits ask for a rekey, hard limits end the SA.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Lifetime {
     /// Since installation.
     pub soft_time: Option<Duration>,
@@ -92,7 +96,7 @@ pub struct Lifetime {
 }
 
 /// Cipher, integrity and their keys for one direction.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SaKeys {
     /// ESP cipher.
     pub encryption: EncryptionId,
@@ -103,7 +107,7 @@ pub struct SaKeys {
 }
 
 /// One SA to install: everything a data plane needs for one direction.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SaEntry {
     /// In or out.
     pub direction: Direction,
@@ -191,7 +195,7 @@ impl SaEntry {
 }
 
 /// What a policy does with the packets that it selects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum PolicyAction {
     /// Protect by SAs with this template.
     Protect {
@@ -214,7 +218,7 @@ pub enum PolicyAction {
 
 /// The policies of one CHILD SA, trap or shunt: the product of `local` and `remote` selectors, in
 /// the directions that its action needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PolicySet {
     /// Who owns it; unique among installed sets. Rekeying keeps it.
     pub id: u32,
@@ -277,7 +281,7 @@ impl PolicySet {
 }
 
 /// One request to a data plane. Requests are applied in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Op {
     /// Reserve an inbound SPI. Answered by [`Outcome::Spi`].
     AllocSpi {
@@ -337,7 +341,7 @@ impl Op {
 }
 
 /// A successful answer to an [`Op`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// The reserved SPI.
     Spi(u32),
@@ -346,7 +350,7 @@ pub enum Outcome {
 }
 
 /// Why a data plane refused an [`Op`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{op}: {reason}")]
 pub struct PlaneError {
     /// What was tried, for people.
@@ -358,7 +362,7 @@ pub struct PlaneError {
 }
 
 /// What a data plane reports on its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PlaneEvent {
     /// A packet hit a trap or a policy without SA.
     Acquire {
@@ -390,7 +394,7 @@ pub enum PlaneEvent {
 }
 
 /// Counters of one SA.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaCounters {
     /// Octets, as the kernel counts them.
     pub bytes: u64,

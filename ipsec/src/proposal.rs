@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Proposals (RFC 7296 section 3.3): sets of transforms on offer, and what was chosen.
 
+use serde::{Deserialize, Serialize};
+
 use crate::registry::{EncryptionId, IntegrityId, KeyExchangeId, PrfId};
 
 crate::open_registry! {
@@ -13,7 +15,7 @@ crate::open_registry! {
 }
 
 /// One transform of a proposal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Transform {
     /// Type 1. `key_bits` is the Key Length attribute; `None` for ciphers of one size.
     Encryption {
@@ -48,7 +50,7 @@ pub enum Transform {
 
 /// A set of transforms on offer for one protocol. Within one type, any of the listed transforms
 /// may be chosen, the first being preferred.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proposal {
     /// What it protects.
     pub protocol: ProtocolId,
@@ -57,7 +59,7 @@ pub struct Proposal {
 }
 
 /// The algorithms agreed for an IKE SA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IkeSuite {
     /// Cipher of the SK payload.
     pub encryption: EncryptionId,
@@ -72,7 +74,7 @@ pub struct IkeSuite {
 }
 
 /// The algorithms agreed for a CHILD SA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildSuite {
     /// ESP cipher.
     pub encryption: EncryptionId,

@@ -5,7 +5,7 @@
 //! `Unknown(n)` and survives a round trip.
 
 /// Declares an open registry: a C-like enum with an `Unknown` arm and conversions to and from the
-/// number on the wire. `Display` prints the name that VICI and the logs use.
+/// number on the wire. `Display` prints the name that VICI and the logs use; serde writes the number.
 #[macro_export]
 macro_rules! open_registry {
     ($(#[$meta:meta])* $vis:vis enum $name:ident : $int:ty { $($(#[$vmeta:meta])* $variant:ident = $value:literal, $text:literal;)+ }) => {
@@ -36,6 +36,18 @@ macro_rules! open_registry {
         impl From<$name> for $int {
             fn from(value: $name) -> Self {
                 match value { $($name::$variant => $value,)+ $name::Unknown(other) => other }
+            }
+        }
+
+        impl $crate::serde::Serialize for $name {
+            fn serialize<S: $crate::serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                <$int>::from(*self).serialize(to)
+            }
+        }
+
+        impl<'de> $crate::serde::Deserialize<'de> for $name {
+            fn deserialize<D: $crate::serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                <$int as $crate::serde::Deserialize>::deserialize(from).map(Self::from)
             }
         }
 

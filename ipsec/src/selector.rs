@@ -3,11 +3,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use serde::{Deserialize, Serialize};
+
 /// A range of addresses, one protocol or all, and a range of ports.
 ///
 /// For ICMP, ICMPv6 and MH the port fields hold type and code as RFC 7296 section 3.13.1 packs
 /// them. The port range 65535 to 0 means OPAQUE (RFC 4301 section 4.4.1.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TrafficSelector {
     /// IP protocol; 0 is any.
     pub protocol: u8,

@@ -63,17 +63,17 @@ pub(super) const CHARON: &[Row] = &[
     row(
         "cookie_threshold_ip",
         "3",
-        "the same for one source address",
+        "the same for one source address, or one IPv6 network of 64 bits",
     ),
     row(
         "block_threshold",
         "5",
-        "half-open SAs from which a source address is refused; 0 is never. Configured peers are exempt",
+        "half-open SAs from which a source address (or IPv6 network of 64 bits) is refused; 0 is never. Configured peers return a cookie instead",
     ),
     row(
         "init_limit_half_open",
-        "0",
-        "half-open SAs from which new ones are refused; 0 is never",
+        "4096",
+        "half-open SAs from which new ones are refused; 0 is never. Configured peers return a cookie instead",
     ),
     row("ikesa_limit", "0", "most IKE SAs; 0 is without limit"),
     row("keep_alive", "20s", "interval of NAT keepalives; 0 is off"),

@@ -383,6 +383,13 @@ fn global_counters(out: &mut Exposition, snapshot: &Snapshot) {
     for (reason, name) in DROPS {
         dropped.sample(&[("reason", name)], value(Counter::Dropped(reason)));
     }
+    out.family(
+        "swanherd_ike_answers_withheld",
+        Kind::Counter,
+        None,
+        "Answers without an IKE_SA that were due and not sent, because too many were.",
+    )
+    .sample(&[], value(Counter::AnswerWithheld));
     let mut acquires = out.family(
         "swanherd_acquires",
         Kind::Counter,

@@ -35,6 +35,8 @@ pub(crate) struct Connections {
     open_ids: BTreeSet<Order>,
     /// What names in `remote_addrs` last resolved to.
     resolved: BTreeMap<String, Vec<IpAddr>>,
+    /// The addresses in `resolved`, and how many names resolved to each.
+    resolved_addrs: BTreeMap<IpAddr, u32>,
 }
 
 impl Connections {
@@ -93,13 +95,24 @@ impl Connections {
 
     /// Remembers what a name resolved to, for matching requests from there.
     pub(crate) fn learn(&mut self, name: &str, addrs: &[IpAddr]) {
-        self.resolved.insert(name.to_owned(), addrs.to_vec());
+        let addrs = addrs.to_vec();
+        for addr in &addrs {
+            *self.resolved_addrs.entry(*addr).or_default() += 1;
+        }
+        let before = self.resolved.insert(name.to_owned(), addrs);
+        for addr in before.unwrap_or_default() {
+            if let Some(names) = self.resolved_addrs.get_mut(&addr) {
+                *names -= 1;
+                if *names == 0 {
+                    self.resolved_addrs.remove(&addr);
+                }
+            }
+        }
     }
 
     /// Whether the configuration names `remote` as a peer.
     pub(crate) fn is_known_peer(&self, remote: IpAddr) -> bool {
-        self.by_remote.contains_key(&remote)
-            || self.resolved.values().any(|addrs| addrs.contains(&remote))
+        self.by_remote.contains_key(&remote) || self.resolved_addrs.contains_key(&remote)
     }
 
     /// Connections that a request between these addresses may be for, best match first. Of those

@@ -2,7 +2,8 @@
 //! Datagrams: which IKE SA they belong to, and what becomes of those that start one.
 
 use super::Endpoint;
-use super::half_open::Admission;
+use super::half_open::{Admission, Applicant};
+use super::throttle::AnswerKind;
 use crate::api::{Action, Counter, Datagram, DropReason, LogGroup, Now, Transmit};
 use crate::sa::IkeSa;
 use crate::sa::judge::{Judgement, judge};
@@ -43,6 +44,7 @@ impl Endpoint {
                 return;
             }
             self.env.count(None, Counter::InvalidSpi);
+            self.deny_spi(now, datagram, header);
             self.log_stranger(now, LogGroup::Net, 2, || {
                 format!(
                     "{} message from {} for unknown IKE SPI {own:016x} dropped",
@@ -92,6 +94,15 @@ impl Endpoint {
         true
     }
 
+    /// Tells the sender of a request that its IKE SA does not exist here (any more), as after a
+    /// crash (RFC 7296 sections 1.5 and 2.21.4). Responses are never answered.
+    fn deny_spi(&mut self, now: Now, datagram: &Datagram, header: Header) {
+        if !header.flags.response && header.exchange != ExchangeType::IkeSaInit && !self.stopping {
+            let notify = NotifyPayload::new(NotifyType::InvalidIkeSpi, Vec::new());
+            self.reply_within_budget(now, datagram, header, notify);
+        }
+    }
+
     /// An IKE_SA_INIT request.
     fn init_request(&mut self, now: Now, datagram: &Datagram, header: Header) {
         if header.spi_i == 0 || header.message_id != 0 || !header.flags.initiator {
@@ -99,11 +110,13 @@ impl Endpoint {
             return;
         }
         if let Some(&id) = self.init_requests.get(&(datagram.remote, header.spi_i)) {
-            self.with(id, |sa, env| {
-                if sa.inbound.cached(0, &datagram.payload).is_some() {
-                    sa.respond_again(env, now);
-                }
-            });
+            let again = self
+                .sas
+                .get(&id)
+                .is_some_and(|sa| sa.inbound.cached(0, &datagram.payload).is_some());
+            if again && self.may_answer(now, AnswerKind::Handshake, datagram, false) {
+                self.with(id, |sa, env| sa.respond_again(env, now));
+            }
             return;
         }
         if self.stopping {
@@ -114,19 +127,39 @@ impl Endpoint {
             Err(error) => {
                 self.dropped(DropReason::Malformed);
                 if let Some(kind) = error.notify() {
-                    self.reply(datagram, header, NotifyPayload::new(kind, Vec::new()));
+                    let notify = NotifyPayload::new(kind, Vec::new());
+                    self.reply_within_budget(now, datagram, header, notify);
                 }
                 return;
             }
         };
         if let Some(critical) = message.unsupported_critical() {
+            self.dropped(DropReason::Malformed);
             let kind = NotifyType::UnsupportedCriticalPayload;
-            self.reply(datagram, header, NotifyPayload::new(kind, vec![critical]));
+            let notify = NotifyPayload::new(kind, vec![critical]);
+            self.reply_within_budget(now, datagram, header, notify);
             return;
         }
-        if !self.is_admitted(now, datagram, header, &message) {
+        let nonce = message.payloads.iter().find_map(|payload| match payload {
+            Payload::Nonce(nonce) => Some(nonce.as_slice()),
+            _ => None,
+        });
+        let Some(nonce) = nonce else {
+            self.dropped(DropReason::Malformed);
             return;
-        }
+        };
+        let applicant = Applicant {
+            source: datagram.remote,
+            spi_i: header.spi_i,
+            nonce,
+            cookie: message
+                .notify(NotifyType::Cookie)
+                .map(|notify| notify.data.as_slice()),
+            configured: self.env.connections.is_known_peer(datagram.remote.ip()),
+        };
+        let Some(proven) = self.admit(now, datagram, header, &applicant) else {
+            return;
+        };
         let conns = self
             .env
             .connections
@@ -142,7 +175,14 @@ impl Endpoint {
                         notify.notify_type
                     )
                 });
-                self.reply(datagram, header, notify);
+                // A refusal may be what a peer needs to go on, as with INVALID_KE_PAYLOAD. When too
+                // many are asked for, those who return a cookie get theirs.
+                let known = self.is_known(now, &applicant);
+                if proven || self.may_answer(now, AnswerKind::Error, datagram, !known) {
+                    self.reply(datagram, header, notify);
+                } else {
+                    self.demand_cookie(now, datagram, header, &applicant);
+                }
             }
             Judgement::Accept(accepted) => {
                 let id = self.env.new_ike_id();
@@ -156,54 +196,67 @@ impl Endpoint {
         }
     }
 
-    fn is_admitted(
+    /// Decides about an IKE_SA_INIT request, and answers it if it is not to go on. Returns whether
+    /// its sender has proven its address by a cookie.
+    fn admit(
         &mut self,
         now: Now,
         datagram: &Datagram,
         header: Header,
-        message: &Message,
-    ) -> bool {
+        applicant: &Applicant<'_>,
+    ) -> Option<bool> {
         let limit = usize::try_from(self.env.settings.ikesa_limit).unwrap_or(usize::MAX);
-        if limit != 0 && self.sas.len() >= limit {
-            self.dropped(DropReason::HalfOpenTotal);
-            return false;
-        }
-        let nonce = message.payloads.iter().find_map(|payload| match payload {
-            Payload::Nonce(nonce) => Some(nonce.as_slice()),
-            _ => None,
-        });
-        let Some(nonce) = nonce else {
-            self.dropped(DropReason::Malformed);
-            return false;
+        // What strangers have begun must not keep those out who are expected.
+        let counted = if self.is_known(now, applicant) {
+            self.sas.len().saturating_sub(self.env.half_open.total())
+        } else {
+            self.sas.len()
         };
-        let cookie = message
-            .notify(NotifyType::Cookie)
-            .map(|notify| notify.data.as_slice());
-        let source = datagram.remote;
-        let known = self.env.connections.is_known_peer(source.ip());
-        let admission = self.env.half_open.admit(
-            &self.env.settings,
-            &mut self.env.rng,
-            now.instant,
-            source,
-            header.spi_i,
-            nonce,
-            cookie,
-            known,
-        );
+        if limit != 0 && counted >= limit {
+            self.dropped(DropReason::HalfOpenTotal);
+            return None;
+        }
+        let env = &mut self.env;
+        let admission = env
+            .half_open
+            .admit(&env.settings, &mut env.rng, now.instant, applicant);
         match admission {
-            Admission::Admit => true,
+            Admission::Admit { proven } => Some(proven),
             Admission::DemandCookie => {
-                let cookie = self.env.half_open.cookie(nonce, source, header.spi_i);
                 self.dropped(DropReason::CookieDemanded);
-                let notify = NotifyPayload::new(NotifyType::Cookie, cookie);
-                self.reply(datagram, header, notify);
-                false
+                self.demand_cookie(now, datagram, header, applicant);
+                None
             }
             Admission::Drop(reason) => {
                 self.dropped(reason);
-                false
+                None
             }
+        }
+    }
+
+    fn is_known(&self, now: Now, applicant: &Applicant<'_>) -> bool {
+        applicant.configured
+            || self
+                .env
+                .half_open
+                .is_familiar(now.instant, applicant.source.ip())
+    }
+
+    /// Answers with a cookie. Known peers get theirs however many others ask, in their name or not:
+    /// it is shorter than the request.
+    fn demand_cookie(
+        &mut self,
+        now: Now,
+        datagram: &Datagram,
+        header: Header,
+        applicant: &Applicant<'_>,
+    ) {
+        if self.is_known(now, applicant)
+            || self.may_answer(now, AnswerKind::Handshake, datagram, true)
+        {
+            let cookie = self.env.half_open.cookie(applicant);
+            let notify = NotifyPayload::new(NotifyType::Cookie, cookie);
+            self.reply(datagram, header, notify);
         }
     }
 
@@ -217,8 +270,32 @@ impl Endpoint {
             )
         });
         if major > 2 && !header.flags.response {
-            let kind = NotifyType::InvalidMajorVersion;
-            self.reply(datagram, header, NotifyPayload::new(kind, Vec::new()));
+            let notify = NotifyPayload::new(NotifyType::InvalidMajorVersion, Vec::new());
+            self.reply_within_budget(now, datagram, header, notify);
+        }
+    }
+
+    /// Whether an answer to somebody who has not proven his address may be sent; `all` says whether
+    /// it counts among those to all origins.
+    fn may_answer(&mut self, now: Now, kind: AnswerKind, datagram: &Datagram, all: bool) -> bool {
+        let addr = datagram.remote.ip();
+        let rng = &mut self.env.rng;
+        let may = self.throttle.take(rng, now.instant, kind, addr, all);
+        if !may {
+            self.env.count(None, Counter::AnswerWithheld);
+        }
+        may
+    }
+
+    fn reply_within_budget(
+        &mut self,
+        now: Now,
+        datagram: &Datagram,
+        header: Header,
+        notify: NotifyPayload,
+    ) {
+        if self.may_answer(now, AnswerKind::Error, datagram, true) {
+            self.reply(datagram, header, notify);
         }
     }
 
@@ -227,7 +304,7 @@ impl Endpoint {
         let message = Message {
             header: Header {
                 flags: Flags {
-                    initiator: false,
+                    initiator: !header.flags.initiator,
                     response: true,
                     higher_version: false,
                 },

@@ -27,6 +27,7 @@ mod load;
 mod requests;
 #[cfg(test)]
 mod tests;
+mod throttle;
 mod traps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -39,6 +40,7 @@ use swanherd_ipsec::plane::PlaneEvent;
 use self::command::Waiter;
 use self::farewell::Farewells;
 use self::keep::Keep;
+use self::throttle::Throttle;
 use self::traps::Traps;
 use crate::api::{
     Action, ChildSaId, CommandId, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, LogGroup,
@@ -84,6 +86,7 @@ pub struct Endpoint {
     /// When an attempt to set up an SA of a connection last failed.
     failures: BTreeMap<String, Instant>,
     strangers: Strangers,
+    throttle: Throttle,
     farewells: Farewells,
     stopping: bool,
 }
@@ -117,6 +120,7 @@ impl Endpoint {
             traps: Traps::default(),
             failures: BTreeMap::new(),
             strangers: Strangers::default(),
+            throttle: Throttle::default(),
             farewells: Farewells::default(),
             stopping: false,
         }

@@ -42,6 +42,7 @@ impl IkeSa {
         self.established = Some(now.instant);
         self.last_inbound = now.instant;
         self.no_longer_half_open(env);
+        env.half_open.authenticated(now.instant, self.remote.ip());
         self.timers.stop(Timer::HalfOpen);
         let key = (self.local_id.clone(), self.remote_id.clone());
         env.by_identities.entry(key).or_default().insert(self.id);

@@ -19,6 +19,7 @@ mod world;
 mod attack;
 mod chaos;
 mod expiry;
+mod flood;
 mod handshake;
 mod lifecycle;
 mod loss;
