@@ -47,7 +47,12 @@ fn killed_anywhere_it_finds_what_it_left_and_nothing_else() {
         return;
     }
     let mut dice = Dice::new();
-    let mut pair = Scenario::new(Plane::Kernel).start();
+    let mut pair = Scenario {
+        // A peer that never learned who began an IKE SA forgets it by time alone.
+        settings: "  half_open_timeout = 5\n",
+        ..Scenario::new(Plane::Kernel)
+    }
+    .start();
     pair.left.stop();
     install_aliens(&pair.left.namespace);
     let pristine = View::of(&pair.left.namespace);
