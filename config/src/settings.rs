@@ -117,6 +117,7 @@ pub struct IkeSettings {
     pub rsa_pss: bool,
     pub replay_window: u32,
     pub reqid_base: u32,
+    pub follow_redirects: bool,
 }
 
 /// One section of `charon.filelog`.
@@ -260,6 +261,7 @@ impl Default for IkeSettings {
             rsa_pss: false,
             replay_window: 32,
             reqid_base: 1,
+            follow_redirects: true,
         }
     }
 }

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use swanherd_config::model::Connection;
 use swanherd_ike::api::{
-    Action, CommandId, Computed, Counter, Datagram, Event, IkeSaId, IkeSaInfo, Now, Settings,
-    Token, Transmit,
+    Action, CommandId, Computed, Counter, Datagram, Event, HostAddress, IkeSaId, IkeSaInfo, Now,
+    Settings, Token, Transmit,
 };
 use swanherd_ike::endpoint::Endpoint;
 use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, PolicySet, SaCounters, SaId};
@@ -42,6 +42,7 @@ mod commands;
 mod lookups;
 
 use commands::Waiting;
+use lookups::Lookups;
 
 /// Datagrams that may wait for the engine. A burst beyond it is dropped, as the network would.
 pub(crate) const DATAGRAM_QUEUE: usize = 4096;
@@ -49,10 +50,6 @@ pub(crate) const DATAGRAM_QUEUE: usize = 4096;
 pub(crate) const REQUEST_QUEUE: usize = 256;
 /// Events that a slow subscriber may lag behind.
 const EVENT_QUEUE: usize = 4096;
-/// Name lookups in flight.
-const RESOLVER_LIMIT: usize = 8;
-/// A lookup that takes longer has failed.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How far what is published may lag where nobody was told of a change or waits for it. Counters go
 /// up with every datagram, and half-open SAs come with every handshake; publishing each step of
 /// a flood would cost more than IKE itself.
@@ -65,7 +62,16 @@ const PLANE_GRACE: Duration = Duration::from_secs(3);
 /// Sends what the endpoint transmits. Sending is best effort: IKE retransmits.
 pub(crate) trait Sender: Send + Sync + 'static {
     /// Sends one datagram.
-    fn send(&self, transmit: Transmit);
+    fn send(&self, transmit: &Transmit) -> Sent;
+}
+
+/// What became of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It is on its way, or lost.
+    Perhaps,
+    /// It is too long for the path, as the host knows it (EMSGSIZE).
+    TooLong,
 }
 
 /// What comes back from work that ran elsewhere.
@@ -74,6 +80,8 @@ enum Answer {
     Computed(Token, Computed),
     Resolved(Token, Vec<IpAddr>),
     Source(Token, Option<IpAddr>),
+    /// `None` if the host could not be asked.
+    Addresses(Option<Vec<HostAddress>>),
     Counters(Option<BTreeMap<SaId, SaCounters>>),
     Audit(Duration, Result<Audit, PlaneError>),
 }
@@ -110,7 +118,7 @@ pub(crate) struct Engine<P, S> {
     answers_in: mpsc::UnboundedSender<Answer>,
     answers: mpsc::UnboundedReceiver<Answer>,
     workers: Workers,
-    resolver: Arc<tokio::sync::Semaphore>,
+    lookups: Lookups,
     control: Control,
     credentials: CredentialStore,
     connections: Arc<BTreeMap<String, Arc<Connection>>>,
@@ -180,7 +188,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             answers_in,
             answers,
             workers: Workers::new(),
-            resolver: Arc::new(tokio::sync::Semaphore::new(RESOLVER_LIMIT)),
+            lookups: Lookups::default(),
             control: control.clone(),
             credentials: CredentialStore::default(),
             connections: Arc::default(),
@@ -218,6 +226,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             due
         });
         let mut deadline: Option<Instant> = None;
+        self.list_addresses();
         loop {
             self.drain();
             if deadline.is_some() && self.ike_sas.is_empty() {
@@ -249,6 +258,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 }
                 Some(answer) = self.answers.recv() => self.handle_answer(answer),
                 Some(event) = self.plane_events.recv() => {
+                    if event == PlaneEvent::NetworkChanged {
+                        self.list_addresses();
+                    }
                     self.endpoint.handle_plane_event(now(), event);
                 }
                 Some(request) = self.requests.recv() => self.handle_request(request),
@@ -290,6 +302,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             }
             Answer::Resolved(token, addrs) => self.endpoint.handle_resolved(now(), token, addrs),
             Answer::Source(token, addr) => self.endpoint.handle_source(now(), token, addr),
+            Answer::Addresses(found) => self.addresses_listed(found),
             Answer::Counters(dump) => {
                 self.counters_running = false;
                 if let Some(dump) = dump {
@@ -455,7 +468,11 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         let mut finished = Vec::new();
         while let Some(action) = self.endpoint.poll_action() {
             match action {
-                Action::Transmit(transmit) => self.sender.send(transmit),
+                Action::Transmit(transmit) => {
+                    if self.sender.send(&transmit) == Sent::TooLong {
+                        self.endpoint.handle_too_long(now(), &transmit);
+                    }
+                }
                 Action::Plane(token, op) => self.apply(token, op),
                 Action::Compute(token, job) => {
                     let answers = self.answers_in.clone();
@@ -465,13 +482,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                     });
                 }
                 Action::Resolve(token, name) => self.resolve(token, name),
-                Action::Source(token, remote) => {
-                    let answers = self.answers_in.clone();
-                    tokio::spawn(async move {
-                        let addr = swanherd_kernel::route::source_for(remote).await;
-                        let _ = answers.send(Answer::Source(token, addr));
-                    });
-                }
+                Action::Source(token, remote) => self.find_source(token, remote),
                 Action::Event(Event::CommandDone { id, result }) => finished.push((id, result)),
                 Action::Event(event) => {
                     self.note(&event);
@@ -526,23 +537,6 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 standing: None,
             }));
         }
-    }
-
-    fn resolve(&self, token: Token, name: String) {
-        let answers = self.answers_in.clone();
-        let limit = Arc::clone(&self.resolver);
-        tokio::spawn(async move {
-            let lookup = async {
-                let _permit = limit.acquire().await.ok()?;
-                let found = tokio::net::lookup_host((name.as_str(), 0)).await.ok()?;
-                Some(found.map(|addr| addr.ip()).collect::<Vec<_>>())
-            };
-            let addrs = tokio::time::timeout(RESOLVE_TIMEOUT, lookup)
-                .await
-                .ok()
-                .flatten();
-            let _ = answers.send(Answer::Resolved(token, addrs.unwrap_or_default()));
-        });
     }
 
     /// Keeps what listings, metrics and `status` need of an event.

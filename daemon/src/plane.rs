@@ -286,11 +286,11 @@ impl DataPlane for Plane {
 }
 
 /// The part of the settings that IKE needs.
-pub(crate) fn ike_settings(settings: &Settings, force_encap: bool) -> api::Settings {
+pub(crate) fn ike_settings(settings: &Settings, given: Given) -> api::Settings {
     let from = &settings.ike;
     api::Settings {
-        port: settings.port,
-        port_nat_t: settings.port_nat_t,
+        port: given.port,
+        port_nat_t: given.port_nat_t,
         retransmit_tries: from.retransmit_tries,
         retransmit_timeout: from.retransmit_timeout,
         retransmit_base_milli: from.retransmit_base_milli,
@@ -314,7 +314,29 @@ pub(crate) fn ike_settings(settings: &Settings, force_encap: bool) -> api::Setti
         rsa_pss: from.rsa_pss,
         replay_window: from.replay_window,
         reqid_base: from.reqid_base,
-        force_encap,
+        follow_redirects: from.follow_redirects,
+        force_encap: given.force_encap,
+    }
+}
+
+/// What of IKE's settings the data plane and its sockets decide, for as long as they are open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Given {
+    /// The ports that are bound, whatever was asked for.
+    port: u16,
+    port_nat_t: u16,
+    /// Whether the plane can do UDP encapsulation only.
+    force_encap: bool,
+}
+
+impl Opened {
+    /// See [`Given`].
+    pub(crate) fn given(&self) -> Given {
+        Given {
+            port: self.sockets.ike.port(),
+            port_nat_t: self.sockets.nat_t.port(),
+            force_encap: self.force_encap,
+        }
     }
 }
 

@@ -78,8 +78,8 @@ async fn serve(
 
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).map_err(|error| format!("no randomness: {error}"))?;
-    let force_encap = plane.force_encap;
-    let ike = plane::ike_settings(settings, force_encap);
+    let given = plane.given();
+    let ike = plane::ike_settings(settings, given);
     let endpoint = Endpoint::new(ike, Provider::ring(), seed);
     let (engine, control) = Engine::new(Parts {
         endpoint,
@@ -93,7 +93,7 @@ async fn serve(
             paths::load_settings(&settings_file)
                 .map(|(settings, _)| {
                     logging::configure(settings.filelogs.clone());
-                    plane::ike_settings(&settings, force_encap)
+                    plane::ike_settings(&settings, given)
                 })
                 .map_err(|error| format!("reloading '{}' failed", error.line()))
         }),

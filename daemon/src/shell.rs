@@ -9,7 +9,7 @@ use swanherd_ike::api::{Datagram, Transmit};
 use swanherd_kernel::udp::{IkeSocket, NatTraversal, Outgoing};
 use tokio::sync::mpsc;
 
-use crate::engine::Sender;
+use crate::engine::{Sender, Sent};
 
 /// Datagrams that were dropped because the engine was behind.
 pub(crate) static DROPPED: AtomicU32 = AtomicU32::new(0);
@@ -24,12 +24,12 @@ pub(crate) struct Sockets {
 }
 
 impl Sender for Sockets {
-    fn send(&self, transmit: Transmit) {
+    fn send(&self, transmit: &Transmit) -> Sent {
         let nat_t = transmit.local.port() == self.nat_t.port();
         let socket = if nat_t { &self.nat_t } else { &self.ike };
         let local = Some(transmit.local.ip()).filter(|addr| !addr.is_unspecified());
         let sent = if transmit.keepalive {
-            socket.send_keepalive(local, transmit.remote)
+            socket.send_keepalive(local, transmit.remote, transmit.dscp)
         } else {
             socket.send(&Outgoing {
                 local,
@@ -39,8 +39,16 @@ impl Sender for Sockets {
                 marker: nat_t,
             })
         };
-        if let Err(error) = sent {
-            tracing::debug!(remote = %transmit.remote, %error, "datagram not sent");
+        match sent {
+            Ok(()) => Sent::Perhaps,
+            Err(error) => {
+                tracing::debug!(remote = %transmit.remote, %error, "datagram not sent");
+                if swanherd_kernel::udp::is_too_long(&error) {
+                    Sent::TooLong
+                } else {
+                    Sent::Perhaps
+                }
+            }
         }
     }
 }

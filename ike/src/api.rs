@@ -72,6 +72,17 @@ pub type Token = u64;
 /// Correlates a command with its [`Event::CommandDone`].
 pub type CommandId = u64;
 
+/// An address of this host that packets can be sent from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostAddress {
+    /// The address.
+    pub addr: IpAddr,
+    /// Names the link that has it.
+    pub link: u32,
+    /// Whether routes lead over that link to beyond what is directly connected to it.
+    pub routed: bool,
+}
+
 /// What the endpoint wants done.
 #[derive(Debug)]
 pub enum Action {
@@ -510,6 +521,8 @@ pub struct Settings {
     pub replay_window: u32,
     /// `charon.reqid_base`.
     pub reqid_base: u32,
+    /// `charon.follow_redirects` (RFC 5685).
+    pub follow_redirects: bool,
     /// The data plane can only do UDP encapsulation, so NAT is claimed to every peer.
     pub force_encap: bool,
 }
@@ -542,6 +555,7 @@ impl Default for Settings {
             rsa_pss: false,
             replay_window: 32,
             reqid_base: 1,
+            follow_redirects: true,
             force_encap: false,
         }
     }

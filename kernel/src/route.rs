@@ -63,6 +63,18 @@ pub struct LocalAddress {
     pub ours: bool,
 }
 
+/// An address of this host that packets to elsewhere can be sent from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsableAddress {
+    /// The address.
+    pub addr: IpAddr,
+    /// Index of the interface that it is configured on.
+    pub interface: u32,
+    /// Whether a route outside of [`TUNNEL_TABLE`] leads over that interface to a gateway, or
+    /// everywhere.
+    pub routed: bool,
+}
+
 /// What a route in [`TUNNEL_TABLE`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TunnelRoute {
@@ -167,6 +179,50 @@ impl Router {
                 },
             )
             .await
+    }
+
+    /// Those of [`Self::local_addresses`] that serve: on interfaces that are up and have a carrier,
+    /// without virtual addresses.
+    ///
+    /// # Errors
+    /// If the kernel cannot be asked.
+    pub async fn usable_addresses(&self) -> Result<Vec<UsableAddress>, NetlinkError> {
+        let links = self
+            .rtnl
+            .dump(
+                &RouteNetlinkMessage::GetLink(LinkMessage::default()),
+                |answer| match answer {
+                    RouteNetlinkMessage::NewLink(link) => {
+                        let alive = LinkFlags::Up | LinkFlags::LowerUp;
+                        let serves = link.header.flags.contains(alive);
+                        serves.then_some(link.header.index)
+                    }
+                    _ => None,
+                },
+            )
+            .await?;
+        let links: BTreeSet<u32> = links.into_iter().collect();
+        let mut routed = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let routes = self.routes(family).await?;
+            let beyond = |route: &&Candidate| route.hop.gateway.is_some() || route.network.1 == 0;
+            routed.extend(
+                routes
+                    .iter()
+                    .filter(beyond)
+                    .map(|route| (route.hop.interface, route.network.0.is_ipv4())),
+            );
+        }
+        let addresses = self.local_addresses().await?;
+        Ok(addresses
+            .into_iter()
+            .filter(|address| links.contains(&address.interface) && !address.ours)
+            .map(|address| UsableAddress {
+                addr: address.addr,
+                interface: address.interface,
+                routed: routed.contains(&(address.interface, address.addr.is_ipv4())),
+            })
+            .collect())
     }
 
     /// Indices of all links.

@@ -210,12 +210,17 @@ impl IkeSocket {
     ///
     /// # Errors
     /// As [`IkeSocket::send`].
-    pub fn send_keepalive(&self, local: Option<IpAddr>, remote: SocketAddr) -> io::Result<()> {
+    pub fn send_keepalive(
+        &self,
+        local: Option<IpAddr>,
+        remote: SocketAddr,
+        dscp: u8,
+    ) -> io::Result<()> {
         self.send(&Outgoing {
             local,
             remote,
             payload: &[0xff],
-            dscp: 0,
+            dscp,
             marker: false,
         })
     }
@@ -353,6 +358,11 @@ impl Leg {
         // Of two racing first readers one registration is dropped, which undoes it.
         Ok(self.registered.get_or_init(|| registered))
     }
+}
+
+/// Whether a datagram was refused for its length, which a path of the host's does not carry.
+pub fn is_too_long(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EMSGSIZE)
 }
 
 fn lacks_ipv6(error: &io::Error) -> bool {

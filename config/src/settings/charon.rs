@@ -127,6 +127,7 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
         "rsa_pss" => ike.rsa_pss = boolean()?,
         "replay_window" => ike.replay_window = number()?,
         "reqid_base" => ike.reqid_base = number()?,
+        "follow_redirects" => ike.follow_redirects = boolean()?,
         "install_routes" => settings.install_routes = boolean()?,
         "install_virtual_ip" => settings.install_virtual_ip = boolean()?,
         "user" => settings.user = Some(text.to_owned()),

@@ -18,8 +18,12 @@ const fn row(key: &'static str, default: &'static str, meaning: &'static str) ->
 
 /// Below `charon`.
 pub(super) const CHARON: &[Row] = &[
-    row("port", "500", "UDP port of IKE"),
-    row("port_nat_t", "4500", "UDP port of IKE and ESP behind NAT"),
+    row("port", "500", "UDP port of IKE; 0 takes any that is free"),
+    row(
+        "port_nat_t",
+        "4500",
+        "UDP port of IKE and ESP behind NAT; 0 takes any that is free",
+    ),
     row(
         "retransmit_tries",
         "5",
@@ -80,7 +84,7 @@ pub(super) const CHARON: &[Row] = &[
     row(
         "fragment_size",
         "1280",
-        "largest IP packet of a fragmented IKE message",
+        "largest IP packet of a fragmented IKE message; where packets of this size get lost, 1280 and over IPv4 576 octets are tried",
     ),
     row(
         "max_packet",
@@ -128,6 +132,11 @@ pub(super) const CHARON: &[Row] = &[
         "anti-replay window in packets, where a child sets none; the kernel is given the next power of two above 32 or with ESN (at most 4096), since its bitmap takes no other size right",
     ),
     row("reqid_base", "1", "first request id"),
+    row(
+        "follow_redirects",
+        "yes",
+        "gateways may send this side to other ones (RFC 5685)",
+    ),
     row("install_routes", "yes", "routes for remote selectors"),
     row(
         "install_virtual_ip",

@@ -12,7 +12,9 @@ use crate::fake_plane::FakePlane;
 struct Silent;
 
 impl Sender for Silent {
-    fn send(&self, _: Transmit) {}
+    fn send(&self, _: &Transmit) -> Sent {
+        Sent::Perhaps
+    }
 }
 
 struct Fixture {

@@ -9,7 +9,7 @@ use crate::api::{
     ChildSaId, Command, CommandId, ConnectionRef, Event, FailureReason, IkeSaId, IkeState,
     LogGroup, Now, Selector,
 };
-use crate::sa::{IkeSa, Task};
+use crate::sa::{IkeSa, Redirection, Task};
 
 /// A command that has not ended.
 #[derive(Clone, Debug)]
@@ -303,6 +303,19 @@ impl Endpoint {
         supersedes: Option<IkeSaId>,
         peer: Option<IpAddr>,
     ) -> IkeSaId {
+        self.initiate_to(now, conn, tasks, supersedes, peer, Redirection::default())
+    }
+
+    /// As [`Self::initiate`], perhaps with another gateway than the configured one.
+    pub(super) fn initiate_to(
+        &mut self,
+        now: Now,
+        conn: &ConnectionRef,
+        tasks: Vec<Task>,
+        supersedes: Option<IkeSaId>,
+        peer: Option<IpAddr>,
+        redirection: Redirection,
+    ) -> IkeSaId {
         let id = self.env.new_ike_id();
         let unspecified = std::net::SocketAddr::from(([0, 0, 0, 0], conn.local_port));
         let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], conn.remote_port));
@@ -315,6 +328,7 @@ impl Endpoint {
             sa.former_vips.clone_from(&old.vips);
             sa.target = sa.target.or(old.target);
         }
+        sa.redirection = redirection;
         sa.initiate(&mut self.env, now, conn, tasks);
         self.adopt(sa);
         id
@@ -467,6 +481,17 @@ impl Endpoint {
             match result {
                 Ok(()) => self.done_when_settled(id, Ok(())),
                 Err(text) => self.done(id, Err(text)),
+            }
+        }
+    }
+
+    /// Those who wait for what `old` was to bring up wait for `new`.
+    pub(super) fn wait_elsewhere(&mut self, old: IkeSaId, new: IkeSaId) {
+        for waiter in self.waiters.values_mut() {
+            if let Waiter::Up { ike, .. } = waiter
+                && *ike == old
+            {
+                *ike = new;
             }
         }
     }

@@ -110,6 +110,11 @@ impl Connections {
         }
     }
 
+    /// What a name last resolved to.
+    pub(crate) fn last_known(&self, name: &str) -> &[IpAddr] {
+        self.resolved.get(name).map_or(&[], Vec::as_slice)
+    }
+
     /// Whether the configuration names `remote` as a peer.
     pub(crate) fn is_known_peer(&self, remote: IpAddr) -> bool {
         self.by_remote.contains_key(&remote) || self.resolved_addrs.contains_key(&remote)

@@ -67,6 +67,8 @@ impl Farewells {
 mod tests {
     use super::*;
     use crate::crypto::hash::sha1;
+    use crate::sa::Sealed;
+    use crate::wire::ExchangeType;
 
     #[expect(clippy::disallowed_methods, reason = "a test needs some origin")]
     fn origin() -> Instant {
@@ -74,7 +76,12 @@ mod tests {
     }
 
     fn answered(request: &[u8]) -> Answered {
-        Answered::new(7, sha1(request), vec![b"answer".to_vec()])
+        Answered::new(
+            7,
+            ExchangeType::Informational,
+            sha1(request),
+            Sealed::fixed(vec![b"answer".to_vec()]),
+        )
     }
 
     #[test]

@@ -244,6 +244,7 @@ impl Endpoint {
     pub(super) fn serve_keep(&mut self, now: Now) {
         if self.keep.network_is_due(now.instant) {
             self.review_traps(now);
+            self.review_paths(now);
             self.keep.wake_unreachable(now.instant);
         }
         while let Some((connection, child)) = self.keep.take_due(now.instant) {

@@ -25,6 +25,7 @@ mod inbound;
 pub(crate) mod keep;
 mod load;
 mod requests;
+mod roaming;
 #[cfg(test)]
 mod tests;
 mod throttle;
@@ -467,7 +468,8 @@ impl Endpoint {
         {
             self.note_failure(now.instant, &conn.name);
         }
-        if let Some(old) = sa.supersedes {
+        // Whoever sent us elsewhere keeps us until we get there.
+        if let Some(old) = sa.supersedes.filter(|_| sa.redirection.to.is_none()) {
             self.with(old, |sa, env| sa.retry_reauth(env, now));
         }
         self.ike_is_gone(&sa);

@@ -81,6 +81,7 @@ impl Endpoint {
                 self.with(ike, |sa, _| sa.in_use(child));
             }
             Request::Reauthenticate { old } => self.reauthenticate(now, old),
+            Request::Redirect { old, gateway } => self.redirect(now, old, gateway),
             Request::FinishReauth { old } => {
                 self.with(old, |sa, env| {
                     sa.bound_delete(now, Duration::from_secs(15));

@@ -5,4 +5,5 @@ mod handshake;
 mod harness;
 mod lifetime;
 mod rekey;
+mod transport;
 mod virtual_ip;

@@ -13,8 +13,8 @@ use super::IkeSa;
 use super::policies::PolicyBook;
 use super::standby::Standbys;
 use crate::api::{
-    Action, ChildSaId, Counter, Event, FailureReason, IkeSaId, LogGroup, LogLine, PlaneAnswer,
-    Settings, Token,
+    Action, ChildSaId, Counter, Event, FailureReason, HostAddress, IkeSaId, LogGroup, LogLine,
+    PlaneAnswer, Settings, Token,
 };
 use crate::compute::Job;
 use crate::credentials::Credentials;
@@ -22,6 +22,7 @@ use crate::crypto::{Provider, Rng};
 use crate::endpoint::connections::Connections;
 use crate::endpoint::half_open::HalfOpen;
 use crate::endpoint::keep::Cause;
+use crate::wire::Gateway;
 
 /// Which of the two things that an IKE SA may be doing waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub(crate) enum Slot {
     Passive,
     /// A child outside of exchanges.
     Child(ChildSaId),
+    /// The search for paths to the peer.
+    Path,
 }
 
 /// What an answer is awaited for.
@@ -134,6 +137,13 @@ pub(crate) enum Request {
         /// The old one.
         old: IkeSaId,
     },
+    /// The peer sends this side to another gateway: set up what the old IKE SA was for there.
+    Redirect {
+        /// The old one.
+        old: IkeSaId,
+        /// Whom to go to.
+        gateway: Gateway,
+    },
 }
 
 /// Shared by all IKE SAs of an endpoint.
@@ -158,9 +168,14 @@ pub(crate) struct Env {
     pub(crate) by_sa: BTreeMap<SaId, (IkeSaId, ChildSaId)>,
     /// Established IKE SAs by own and peer's identity.
     pub(crate) by_identities: BTreeMap<(Identity, Identity), BTreeSet<IkeSaId>>,
+    /// Addresses of this host that can be used; none if nobody told.
+    pub(crate) hosts: BTreeMap<IpAddr, HostAddress>,
     /// Virtual addresses that peers are given.
     #[cfg(test)]
     pub(crate) given: Option<Vec<IpAddr>>,
+    /// Where peers are sent in IKE_AUTH.
+    #[cfg(test)]
+    pub(crate) redirects: Option<Gateway>,
     /// The last operation that the data plane was given.
     pub(crate) issued: Token,
     next_token: Token,
@@ -190,8 +205,11 @@ impl Env {
             spis: BTreeMap::new(),
             by_sa: BTreeMap::new(),
             by_identities: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             #[cfg(test)]
             given: None,
+            #[cfg(test)]
+            redirects: None,
             issued: 0,
             next_token: 0,
             next_ike: 0,
@@ -278,10 +296,9 @@ impl Env {
     }
 
     /// Has the source address towards `remote` found.
-    pub(crate) fn source(&mut self, sa: IkeSaId, remote: IpAddr) -> Token {
+    pub(crate) fn source(&mut self, sa: IkeSaId, slot: Slot, remote: IpAddr) -> Token {
         let token = self.new_token();
         let kind = PendingKind::Source;
-        let slot = Slot::Active;
         self.pending.insert(token, Pending { sa, slot, kind });
         self.actions.push_back(Action::Source(token, remote));
         token

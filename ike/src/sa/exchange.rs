@@ -2,11 +2,12 @@
 //! Message ids, retransmission and the response cache, with a window of 1 in each direction
 //! (RFC 7296 sections 2.1 to 2.3).
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::IkeSa;
 use super::env::Env;
-use super::protect::max_message_len;
+use super::protect::{ProtectError, max_message_len, smaller_packet};
 use super::timers::Timer;
 use crate::api::{
     Action, Counter, Event, Exchange, FailureReason, LogGroup, Now, Settings, Transmit,
@@ -29,10 +30,34 @@ pub(crate) struct Outbound {
 pub(crate) struct InFlight {
     pub(crate) message_id: u32,
     pub(crate) exchange: ExchangeType,
-    datagrams: Vec<Vec<u8>>,
+    sealed: Sealed,
     /// Retransmissions made so far.
     tries: u32,
 }
+
+/// A message as it goes out.
+#[derive(Debug)]
+pub(crate) struct Sealed {
+    datagrams: Vec<Vec<u8>>,
+    /// What is inside, if it may be cut into smaller fragments (RFC 7383 section 2.5.2).
+    inside: Option<Vec<Payload>>,
+}
+
+impl Sealed {
+    /// One that always goes out as it is.
+    pub(crate) fn fixed(datagrams: Vec<Vec<u8>>) -> Self {
+        Self {
+            datagrams,
+            inside: None,
+        }
+    }
+}
+
+/// Between which own and which peer's address and port a message travels.
+pub(crate) type Path = (SocketAddr, SocketAddr);
+
+/// Transmissions after which a path is suspected of losing messages for their length.
+const LONG_AND_LOST: u32 = 2;
 
 /// Requests of the peer.
 #[derive(Debug, Default)]
@@ -43,6 +68,8 @@ pub(crate) struct Inbound {
     pub(crate) processing: Option<(u32, ExchangeType)>,
     /// Digest of the first datagram of the request that is being worked on.
     pub(crate) current: [u8; 20],
+    /// How it came, own address first: its response goes back that way (RFC 7296 section 2.11).
+    pub(crate) path: Option<Path>,
     /// The last request and what it was answered.
     pub(crate) last: Option<Answered>,
 }
@@ -51,23 +78,34 @@ pub(crate) struct Inbound {
 #[derive(Debug)]
 pub(crate) struct Answered {
     message_id: u32,
+    exchange: ExchangeType,
     digest: [u8; 20],
-    datagrams: Vec<Vec<u8>>,
+    sealed: Sealed,
+    /// How often it was given again.
+    repeats: u32,
 }
 
 impl Answered {
     /// `digest` is that of the request's first datagram.
-    pub(crate) fn new(message_id: u32, digest: [u8; 20], datagrams: Vec<Vec<u8>>) -> Self {
+    pub(crate) fn new(
+        message_id: u32,
+        exchange: ExchangeType,
+        digest: [u8; 20],
+        sealed: Sealed,
+    ) -> Self {
         Self {
             message_id,
+            exchange,
             digest,
-            datagrams,
+            sealed,
+            repeats: 0,
         }
     }
 
     /// The response, if `raw` is the request again.
     pub(crate) fn to(&self, message_id: u32, raw: &[u8]) -> Option<&[Vec<u8>]> {
-        (self.message_id == message_id && self.digest == sha1(raw)).then_some(&self.datagrams)
+        (self.message_id == message_id && self.digest == sha1(raw))
+            .then_some(&self.sealed.datagrams)
     }
 }
 
@@ -134,8 +172,8 @@ impl IkeSa {
         let header = self.header(exchange, message_id, false);
         self.log_sending(env, header, payloads);
         match self.seal(env, &header, payloads) {
-            Ok(datagrams) => {
-                self.launch(env, now, exchange, datagrams);
+            Ok(sealed) => {
+                self.launch(env, now, exchange, sealed);
                 true
             }
             Err(error) => {
@@ -164,16 +202,16 @@ impl IkeSa {
         env: &mut Env,
         now: Now,
         exchange: ExchangeType,
-        datagrams: Vec<Vec<u8>>,
+        sealed: Sealed,
     ) {
         let message_id = self.outbound.next_id;
         self.outbound.next_id = message_id.wrapping_add(1);
-        self.transmit(env, now, &datagrams);
+        self.transmit(env, now, &sealed.datagrams, (self.local, self.remote));
         self.count_message(env, exchange, false, false);
         self.outbound.in_flight = Some(InFlight {
             message_id,
             exchange,
-            datagrams,
+            sealed,
             tries: 0,
         });
         let delay = retransmit_delay(&env.settings, &mut env.rng, 0);
@@ -188,7 +226,7 @@ impl IkeSa {
         let header = self.header(exchange, message_id, true);
         self.log_sending(env, header, payloads);
         match self.seal(env, &header, payloads) {
-            Ok(datagrams) => self.respond(env, now, datagrams),
+            Ok(sealed) => self.respond(env, now, sealed),
             Err(error) => self.fail(
                 env,
                 now,
@@ -199,23 +237,32 @@ impl IkeSa {
     }
 
     /// Sends the datagrams of a response and keeps them for retransmitted requests.
-    pub(crate) fn respond(&mut self, env: &mut Env, now: Now, datagrams: Vec<Vec<u8>>) {
+    pub(crate) fn respond(&mut self, env: &mut Env, now: Now, sealed: Sealed) {
         let Some((message_id, exchange)) = self.inbound.processing.take() else {
             return;
         };
         self.timers.stop(Timer::Passive);
-        self.transmit(env, now, &datagrams);
+        let path = self.inbound.path.unwrap_or((self.local, self.remote));
+        self.transmit(env, now, &sealed.datagrams, path);
         self.count_message(env, exchange, false, true);
         self.inbound.expected_id = message_id.wrapping_add(1);
-        self.inbound.last = Some(Answered::new(message_id, self.inbound.current, datagrams));
+        let digest = self.inbound.current;
+        self.inbound.last = Some(Answered::new(message_id, exchange, digest, sealed));
     }
 
-    /// The response that is in the cache, once more.
+    /// The response that is in the cache, once more. A peer that goes on asking has not received
+    /// it, which may be for its length.
     pub(crate) fn respond_again(&mut self, env: &mut Env, now: Now) {
-        let Some(last) = self.inbound.last.take() else {
+        let Some(mut last) = self.inbound.last.take() else {
             return;
         };
-        self.transmit(env, now, &last.datagrams);
+        last.repeats = last.repeats.saturating_add(1);
+        if last.repeats >= LONG_AND_LOST {
+            let header = self.header(last.exchange, last.message_id, true);
+            self.cut_smaller(env, &header, &mut last.sealed);
+        }
+        let path = self.inbound.path.unwrap_or((self.local, self.remote));
+        self.transmit(env, now, &last.sealed.datagrams, path);
         self.inbound.last = Some(last);
         env.count(self.connection_name(), Counter::RetransmitReceived);
     }
@@ -257,25 +304,130 @@ impl IkeSa {
             kind: "retransmit-send",
             sa: Some(Box::new(self.info_without_children())),
         });
-        self.transmit(env, now, &flight.datagrams);
+        if flight.tries >= LONG_AND_LOST {
+            let header = self.header(flight.exchange, flight.message_id, false);
+            self.cut_smaller(env, &header, &mut flight.sealed);
+        }
+        let first = flight.tries == 1;
         let delay = retransmit_delay(&env.settings, &mut env.rng, flight.tries);
         self.timers.set(Timer::Retransmit, now.instant + delay);
         self.outbound.in_flight = Some(flight);
+        self.send_in_flight(env, now, (self.local, self.remote));
+        self.probe_other_paths(env, now, first);
+    }
+
+    /// Sends the request in flight, over any path.
+    pub(crate) fn send_in_flight(&mut self, env: &mut Env, now: Now, path: Path) {
+        if let Some(flight) = self.outbound.in_flight.take() {
+            self.transmit(env, now, &flight.sealed.datagrams, path);
+            self.outbound.in_flight = Some(flight);
+        }
+    }
+
+    /// Sends the request in flight over a path that is new, and gives it the time of a new one.
+    pub(crate) fn relaunch(&mut self, env: &mut Env, now: Now) {
+        let Some(flight) = self.outbound.in_flight.as_mut() else {
+            return;
+        };
+        flight.tries = 0;
+        let delay = retransmit_delay(&env.settings, &mut env.rng, 0);
+        self.timers.set(Timer::Retransmit, now.instant + delay);
+        self.send_in_flight(env, now, (self.local, self.remote));
+    }
+
+    /// The host could not send a message of this length: sends it again in smaller pieces.
+    pub(crate) fn too_long(&mut self, env: &mut Env, now: Now, header: &Header) {
+        if header.flags.response {
+            let last = self.inbound.last.as_mut();
+            if last.is_some_and(|last| last.message_id == header.message_id)
+                && let Some(mut last) = self.inbound.last.take()
+            {
+                if self.cut_smaller(env, header, &mut last.sealed) {
+                    let path = self.inbound.path.unwrap_or((self.local, self.remote));
+                    self.transmit(env, now, &last.sealed.datagrams, path);
+                }
+                self.inbound.last = Some(last);
+            }
+            return;
+        }
+        let in_flight = self.outbound.in_flight.as_ref();
+        if in_flight.is_some_and(|flight| flight.message_id == header.message_id)
+            && let Some(mut flight) = self.outbound.in_flight.take()
+        {
+            let smaller = self.cut_smaller(env, header, &mut flight.sealed);
+            self.outbound.in_flight = Some(flight);
+            if smaller {
+                self.send_in_flight(env, now, (self.local, self.remote));
+            }
+        }
+    }
+
+    /// Cuts a message into smaller fragments than before, if it can be, and the following ones,
+    /// too. Whether it did.
+    fn cut_smaller(&mut self, env: &mut Env, header: &Header, sealed: &mut Sealed) -> bool {
+        let Some(inside) = &sealed.inside else {
+            return false;
+        };
+        let ipv4 = self.remote.is_ipv4();
+        let longest = sealed.datagrams.iter().map(Vec::len).max().unwrap_or(0);
+        let mut packet = self.packet_len(env);
+        // What already is shorter than the next smaller size would not change.
+        loop {
+            let Some(next) = smaller_packet(packet, ipv4) else {
+                return false;
+            };
+            packet = next;
+            if longest > max_message_len(packet, ipv4, self.remote.port() != 500) {
+                break;
+            }
+        }
+        self.packet = Some(packet);
+        let Ok(again) = self.seal(env, header, inside) else {
+            return false;
+        };
+        self.log(
+            env,
+            LogGroup::Net,
+            1,
+            format!(
+                "messages of {longest} octets seem to get lost on the way to {}; packets have at \
+                 most {packet} octets from now on",
+                self.remote.ip()
+            ),
+        );
+        *sealed = again;
+        true
+    }
+
+    /// The longest IP packet for a message that can be fragmented.
+    fn packet_len(&self, env: &Env) -> u32 {
+        let configured = env.settings.fragment_size;
+        match self.packet {
+            Some(packet) if configured == 0 || packet < configured => packet,
+            _ => configured,
+        }
     }
 
     /// The response came.
     pub(crate) fn landed(&mut self) {
         self.outbound.in_flight = None;
+        self.mobility.forget_probes();
         self.timers.stop(Timer::Retransmit);
     }
 
-    pub(crate) fn transmit(&mut self, env: &mut Env, now: Now, datagrams: &[Vec<u8>]) {
+    pub(crate) fn transmit(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        datagrams: &[Vec<u8>],
+        (local, remote): Path,
+    ) {
         self.last_outbound = now.instant;
         let dscp = self.conn.as_ref().map_or(0, |conn| conn.dscp);
         for payload in datagrams {
             env.actions.push_back(Action::Transmit(Transmit {
-                local: self.local,
-                remote: self.remote,
+                local,
+                remote,
                 payload: payload.clone(),
                 dscp,
                 keepalive: false,
@@ -307,7 +459,7 @@ impl IkeSa {
         env: &mut Env,
         header: &Header,
         payloads: &[Payload],
-    ) -> Result<Vec<Vec<u8>>, super::protect::ProtectError> {
+    ) -> Result<Sealed, ProtectError> {
         use swanherd_config::model::Fragmentation;
         let rule = self
             .conn
@@ -318,13 +470,19 @@ impl IkeSa {
             Fragmentation::Yes => self.peer.fragmentation,
             Fragmentation::Accept | Fragmentation::No => false,
         };
-        let marker = self.remote.port() != 500;
-        let max_len = fragment
-            .then(|| max_message_len(env.settings.fragment_size, self.remote.is_ipv4(), marker));
+        let (ipv4, marker) = (self.remote.is_ipv4(), self.remote.port() != 500);
+        let packet = self.packet_len(env);
+        let max_len = fragment.then(|| max_message_len(packet, ipv4, marker));
         let Some(protection) = self.protection.as_mut() else {
             return Err(crate::crypto::CryptoError::KeyLength.into());
         };
-        protection.seal(header, payloads, max_len, &mut env.rng)
+        let datagrams = protection.seal(header, payloads, max_len, &mut env.rng)?;
+        let smallest = max_message_len(0, ipv4, marker);
+        let divisible = fragment && datagrams.iter().any(|datagram| datagram.len() > smallest);
+        Ok(Sealed {
+            datagrams,
+            inside: divisible.then(|| payloads.to_vec()),
+        })
     }
 }
 

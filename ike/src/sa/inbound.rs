@@ -2,13 +2,15 @@
 //! Messages from the peer: the right keys, the right id, the right state.
 
 use super::env::Env;
+use super::exchange::Path;
 use super::protect::ProtectError;
 use super::timers::Timer;
 use super::{Active, IkeSa, Passive};
 use crate::api::{Counter, Datagram, Event, FailureReason, IkeState, LogGroup, Now};
 use crate::crypto::hash::sha1;
 use crate::wire::{
-    ExchangeType, Message, NotifyPayload, NotifyType, Payload, WireError, unsupported_critical,
+    ExchangeType, Header, Message, NotifyPayload, NotifyType, Payload, WireError,
+    unsupported_critical,
 };
 
 /// How long a peer's request may take to be answered before it is given up.
@@ -58,11 +60,7 @@ impl IkeSa {
                 return;
             }
         } else if header.message_id.wrapping_add(1) == self.inbound.expected_id {
-            if self
-                .inbound
-                .cached(header.message_id, &datagram.payload)
-                .is_some()
-            {
+            if self.is_last_request(datagram, &message) {
                 self.log(
                     env,
                     LogGroup::Ike,
@@ -72,6 +70,7 @@ impl IkeSa {
                         header.exchange, header.message_id
                     ),
                 );
+                self.inbound.path = Some((datagram.local, datagram.remote));
                 self.respond_again(env, now);
             }
             return;
@@ -91,6 +90,11 @@ impl IkeSa {
             return;
         }
 
+        if let Some(Payload::Skf(skf)) = message.payloads.last()
+            && self.reassembly.has(&header, skf)
+        {
+            return;
+        }
         let payloads = match self.open(env, datagram, &message) {
             Ok(Some(payloads)) => payloads,
             Ok(None) => {
@@ -115,7 +119,11 @@ impl IkeSa {
         }
         self.last_inbound = now.instant;
         self.count_message(env, header.exchange, true, header.flags.response);
-        self.learn_addresses(env, now, datagram, header.exchange);
+        let path = (datagram.local, datagram.remote);
+        if !header.flags.response {
+            self.inbound.path = Some(path);
+        }
+        self.learn_addresses(env, now, path, header);
         if self.is_established() {
             self.peer_is_ready(env);
         }
@@ -123,7 +131,7 @@ impl IkeSa {
         self.log(env, LogGroup::Enc, 1, format!("received {opened}"));
         if header.flags.response {
             self.landed();
-            self.handle_response(env, now, opened.header.exchange, &opened.payloads);
+            self.handle_response(env, now, opened.header.exchange, &opened.payloads, path);
         } else {
             self.begin_request(now, header.message_id, header.exchange);
             if let Some(critical) = unsupported_critical(&opened.payloads) {
@@ -151,6 +159,22 @@ impl IkeSa {
             1,
             format!("message from {} dropped: {why}", self.remote),
         );
+    }
+
+    /// Whether a message is the request that was answered last. One that is fragmented anew
+    /// differs in every octet, and is known by its first fragment, if that is authentic (RFC 7383
+    /// section 2.6.1).
+    fn is_last_request(&self, datagram: &Datagram, message: &Message) -> bool {
+        let id = message.header.message_id;
+        if self.inbound.cached(id, &datagram.payload).is_some() {
+            return true;
+        }
+        match (message.payloads.last(), &self.protection) {
+            (Some(Payload::Skf(skf)), Some(protection)) => {
+                skf.number == 1 && protection.open_fragment(&datagram.payload, skf).is_ok()
+            }
+            _ => false,
+        }
     }
 
     fn open(
@@ -204,6 +228,7 @@ impl IkeSa {
             return;
         }
         self.inbound.current = sha1(&datagram.payload);
+        self.inbound.path = Some((datagram.local, datagram.remote));
         self.begin_request(now, message.header.message_id, message.header.exchange);
         let data = Vec::new();
         self.refuse(
@@ -270,6 +295,7 @@ impl IkeSa {
         now: Now,
         exchange: ExchangeType,
         payloads: &[Payload],
+        path: Path,
     ) {
         match std::mem::replace(&mut self.active, Active::Idle) {
             Active::Initiating(state) => self.handle_auth_response(env, now, *state, payloads),
@@ -279,7 +305,9 @@ impl IkeSa {
             Active::Rekeying(state) => self.handle_rekey_response(env, now, *state, payloads),
             Active::DeletingChild(id) => self.child_delete_answered(env, now, id, payloads),
             Active::DeletingIke => self.ike_delete_answered(env, now),
-            Active::Probing => {}
+            Active::Probing => self.probe_answered(env, now, payloads),
+            Active::Moving(moving) => self.move_answered(env, now, &moving, payloads, path),
+            Active::Proving(proof) => self.proof_answered(env, now, &proof, payloads),
             Active::Idle => {
                 self.log(
                     env,
@@ -291,47 +319,42 @@ impl IkeSa {
         }
     }
 
-    /// Follows a peer that is behind a NAT, or that moves to the NAT-T port, to where its
-    /// authenticated messages come from (RFC 7296 sections 2.11 and 2.23).
-    fn learn_addresses(
-        &mut self,
-        env: &mut Env,
-        now: Now,
-        datagram: &Datagram,
-        exchange: ExchangeType,
-    ) {
-        let moved = self.remote != datagram.remote || self.local != datagram.local;
-        let setting_up = exchange == ExchangeType::IkeAuth && self.state == IkeState::Connecting;
-        if !moved {
+    /// Follows a peer that is behind a NAT, or that moves to the NAT-T port, to where its newest
+    /// authenticated message came from (RFC 7296 sections 2.11 and 2.23). Behind a NAT ourselves we
+    /// stay: anybody on the way could lead us elsewhere with one packet, and we keep the mapping
+    /// open from this side anyway. With MOBIKE peers say when they move (RFC 4555 section 3.8).
+    fn learn_addresses(&mut self, env: &mut Env, now: Now, path: Path, header: Header) {
+        if path == (self.local, self.remote) {
             return;
         }
-        let same_host = self.remote.ip() == datagram.remote.ip();
-        if !(setting_up || self.nat.remote || (same_host && self.nat.supported)) {
+        let setting_up =
+            header.exchange == ExchangeType::IkeAuth && self.state == IkeState::Connecting;
+        if !setting_up && self.is_mobile() {
+            if header.flags.response {
+                self.heard_over(env, now, path);
+            }
             return;
         }
-        let sa = Box::new(self.info_without_children());
-        env.event(Event::IkeUpdate {
-            sa,
-            local: datagram.local,
-            remote: datagram.remote,
-        });
+        let (local, remote) = path;
+        let same_host = self.remote.ip() == remote.ip();
+        let follows = !self.nat.local && (self.nat.remote || (same_host && self.nat.supported));
+        if !follows && !(setting_up && !self.initiator) {
+            return;
+        }
         if !setting_up {
             self.log(
                 env,
                 LogGroup::Ike,
                 1,
-                format!("the peer moved from {} to {}", self.remote, datagram.remote),
+                format!("the peer moved from {} to {remote}", self.remote),
             );
         }
         if self.half_open {
             env.half_open.remove(self.remote.ip());
-            env.half_open.add(datagram.remote.ip());
+            env.half_open.add(remote.ip());
         }
-        self.local = datagram.local;
-        self.remote = datagram.remote;
+        self.relocate(env, now, local, remote);
         self.move_children(env);
-        self.arm_keepalive(env, now);
-        self.changed(env);
     }
 
     /// Whether a request of the peer's is being worked on.

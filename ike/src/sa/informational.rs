@@ -39,7 +39,9 @@ impl IkeSa {
                 _ => {}
             }
         }
-        let mut response = Vec::new();
+        let said = self.read_mobility(env, payloads);
+        let redirect = self.redirect_of(payloads);
+        let mut response = said.response.clone();
         if !answer.is_empty() {
             response.push(Payload::Delete(DeletePayload::Child {
                 protocol: ProtocolId::Esp,
@@ -56,6 +58,11 @@ impl IkeSa {
         } else if let Some(kind) = failure {
             let reason = FailureReason::LocalAuthFailed;
             self.fail(env, now, reason, format!("the peer sent {kind}"));
+        } else {
+            self.follow(env, now, &said);
+            if let Some(gateway) = redirect {
+                self.redirected(env, now, gateway);
+            }
         }
     }
 

@@ -2,8 +2,6 @@
 //! Setting up an IKE SA from this side: IKE_SA_INIT and IKE_AUTH (RFC 7296 sections 1.2, 2.6,
 //! 2.7, 2.15 and 2.23).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
 use swanherd_config::identity::display_identity;
 use swanherd_config::model::{Fragmentation, HostSpec, IkeVersion};
 use swanherd_ipsec::plane::PlaneError;
@@ -14,6 +12,7 @@ use swanherd_ipsec::{Identity, Secret};
 use super::auth::{self, AuthFailure, Transcript};
 use super::child_offer::{ChildFailure, ChildPayloads, notify, usable_ike_proposals};
 use super::env::{Env, Slot};
+use super::exchange::Sealed;
 use super::install::Installing;
 use super::proposal;
 use super::protect::Protection;
@@ -37,8 +36,15 @@ pub(crate) const NONCE_LEN: usize = 32;
 /// States of an initiator, named for what they await.
 #[derive(Debug)]
 pub(crate) enum Initiating {
-    /// An address of the peer.
-    PeerAddress(Token),
+    /// The addresses of a name of the peer's.
+    PeerAddress {
+        /// Of the lookup.
+        token: Token,
+        /// The name.
+        name: String,
+        /// Which of its addresses is meant, counted round and round.
+        turn: usize,
+    },
     /// The own address.
     OwnAddress(Token),
     /// A private value.
@@ -155,6 +161,10 @@ impl IkeSa {
         if let Some(pattern) = auth::remote_round(conn).and_then(|round| round.id.as_ref()) {
             self.remote_id = pattern.identity().unwrap_or_else(Identity::any);
         }
+        if let Some(gateway) = self.redirection.to.clone() {
+            self.go_to(env, now, gateway);
+            return;
+        }
         if let Some(target) = self.target {
             self.peer_found(env, now, target);
             return;
@@ -164,15 +174,14 @@ impl IkeSa {
             .iter()
             .filter(|host| matches!(host, HostSpec::Addr(_) | HostSpec::Name(_)))
             .collect();
-        let turn = usize::try_from(self.attempt)
-            .unwrap_or(0)
-            .checked_rem(targets.len())
-            .unwrap_or(0);
+        // Round by round, and in each round the next address of each name.
+        let attempt = usize::try_from(self.attempt).unwrap_or(0);
+        let turn = attempt.checked_rem(targets.len()).unwrap_or(0);
         match targets.get(turn) {
             Some(HostSpec::Addr(addr)) => self.peer_found(env, now, *addr),
             Some(HostSpec::Name(name)) => {
-                let token = env.resolve(self.id, name.clone());
-                self.active = Active::Initiating(Box::new(Initiating::PeerAddress(token)));
+                let round = attempt.checked_div(targets.len()).unwrap_or(0);
+                self.look_up(env, name.clone(), round);
             }
             _ => self.fail(
                 env,
@@ -183,38 +192,7 @@ impl IkeSa {
         }
     }
 
-    fn peer_found(&mut self, env: &mut Env, now: Now, addr: IpAddr) {
-        let Some(conn) = self.conn.clone() else {
-            return;
-        };
-        self.remote = SocketAddr::new(addr, conn.remote_port);
-        // A peer that listens elsewhere than on port 500 expects the non-ESP marker, which only
-        // the NAT-T socket speaks.
-        let port = if conn.remote_port != env.settings.port && conn.local_port == env.settings.port
-        {
-            env.settings.port_nat_t
-        } else {
-            conn.local_port
-        };
-        let own = conn.local_addrs.iter().find_map(|host| match host {
-            HostSpec::Addr(own) if own.is_ipv4() == addr.is_ipv4() => Some(*own),
-            _ => None,
-        });
-        let unspecified = if addr.is_ipv4() {
-            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-        } else {
-            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-        };
-        self.local = SocketAddr::new(own.unwrap_or(unspecified), port);
-        if own.is_some() {
-            self.begin_init(env, now);
-        } else {
-            let token = env.source(self.id, addr);
-            self.active = Active::Initiating(Box::new(Initiating::OwnAddress(token)));
-        }
-    }
-
-    fn begin_init(&mut self, env: &mut Env, now: Now) {
+    pub(super) fn begin_init(&mut self, env: &mut Env, now: Now) {
         let Some(conn) = self.conn.clone() else {
             return;
         };
@@ -308,6 +286,7 @@ impl IkeSa {
         if env.settings.signature_authentication {
             payloads.push(hash_notify());
         }
+        payloads.extend(self.redirect_offer(env));
         payloads.extend(mode::vendor_id(&conn));
         let message = Message {
             header: self.header(ExchangeType::IkeSaInit, 0, false),
@@ -318,7 +297,7 @@ impl IkeSa {
             Ok(raw) => {
                 setup.request.clone_from(&raw);
                 self.outbound.next_id = 0;
-                self.launch(env, now, ExchangeType::IkeSaInit, vec![raw]);
+                self.launch(env, now, ExchangeType::IkeSaInit, Sealed::fixed(vec![raw]));
                 self.active =
                     Active::Initiating(Box::new(Initiating::InitResponse { pair, setup }));
             }
@@ -448,6 +427,11 @@ impl IkeSa {
             self.generate(env, now, *setup);
             return;
         }
+        if let Some(gateway) = self.redirect_in_init(env, message, &setup.nonce) {
+            self.landed();
+            self.begin_elsewhere(env, now, gateway);
+            return;
+        }
         let error = message
             .notifies()
             .find(|notify| notify.notify_type.is_error())
@@ -503,8 +487,15 @@ impl IkeSa {
         self.suite = Some(chosen.suite);
         self.read_features(message);
         let fake = self.nat.fake;
-        self.nat = nat::detect(message, self.spi_i, self.spi_r, self.local, datagram.remote);
+        self.nat = nat::detect(
+            &message.payloads,
+            self.spi_i,
+            self.spi_r,
+            self.local,
+            datagram.remote,
+        );
         self.nat.fake = fake && self.nat.supported;
+        self.mobility.seen_as = super::mobike::seen_as(&message.payloads);
         if self.nat.local || self.nat.remote {
             let who = match (self.nat.local, self.nat.remote) {
                 (true, true) => "both sides are",
@@ -577,27 +568,14 @@ impl IkeSa {
         answer: Answer,
     ) -> Option<Answer> {
         match (state, answer) {
-            (Initiating::PeerAddress(awaited), Answer::Resolved(addrs)) if awaited == token => {
-                let own_v4 = self.conn.as_ref().and_then(|conn| {
-                    conn.local_addrs.iter().find_map(|host| match host {
-                        HostSpec::Addr(own) => Some(own.is_ipv4()),
-                        HostSpec::Any(family) => *family,
-                        _ => None,
-                    })
-                });
-                let fitting = addrs
-                    .iter()
-                    .find(|addr| own_v4.is_none_or(|v4| v4 == addr.is_ipv4()));
-                match fitting {
-                    Some(addr) => self.peer_found(env, now, *addr),
-                    None => self.fail(
-                        env,
-                        now,
-                        FailureReason::Unreachable,
-                        "the peer's name has no usable address".to_owned(),
-                    ),
-                }
-            }
+            (
+                Initiating::PeerAddress {
+                    token: awaited,
+                    name,
+                    turn,
+                },
+                Answer::Resolved(addrs),
+            ) if awaited == token => self.looked_up(env, now, &name, turn, &addrs),
             (Initiating::OwnAddress(awaited), Answer::Source(addr)) if awaited == token => {
                 match addr {
                     Some(addr) => {

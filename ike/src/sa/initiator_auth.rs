@@ -134,6 +134,7 @@ impl IkeSa {
         }
         payloads.push(Payload::Auth(auth));
         payloads.extend(self.address_request(&conn));
+        payloads.extend(self.mobike_payloads(env));
         let mut proposals = Vec::new();
         if let Some(id) = child {
             if let Some(child) = self.children.get(&id) {
@@ -262,6 +263,10 @@ impl IkeSa {
         payloads: &[Payload],
     ) {
         self.read_auth_notifies(env, payloads);
+        if let Some(gateway) = self.redirect_of(payloads) {
+            self.redirected_in_auth(env, now, &wait, gateway);
+            return;
+        }
         self.establish(env, now);
         let Some(conn) = self.conn.clone() else {
             return;
@@ -392,6 +397,7 @@ impl IkeSa {
                 _ => {}
             }
         }
+        self.read_addresses(env, payloads);
     }
 
     /// A child of the peer's agreement is not to be: deletes it at the peer.

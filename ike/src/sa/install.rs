@@ -69,14 +69,13 @@ impl IkeSa {
             .nat
             .any()
             .then_some((self.local.port(), self.remote.port()));
-        let (local, remote) = (self.local.ip(), self.remote.ip());
         let Some(child) = self.children.get_mut(&id) else {
             return installing;
         };
+        // Its addresses are those that its SPI was reserved with. If the IKE SA has moved since,
+        // it follows once it is installed.
         child.state = ChildState::Installing;
         child.encap = encap;
-        child.local = local;
-        child.remote = remote;
 
         let cfg = child.cfg().clone();
         let window = cfg.replay_window.unwrap_or(env.settings.replay_window);
@@ -247,6 +246,7 @@ impl IkeSa {
                 child: name,
             });
         }
+        self.move_children(env);
         self.arm_children(now);
         self.changed(env);
     }
@@ -381,6 +381,9 @@ impl IkeSa {
 
     /// Moves the SAs of all children to this IKE SA's present addresses.
     pub(crate) fn move_children(&mut self, env: &mut Env) {
+        if self.mobility.holds_children() {
+            return;
+        }
         let encap = self
             .nat
             .any()
@@ -395,13 +398,14 @@ impl IkeSa {
             if child.local == local && child.remote == remote && child.encap == encap {
                 continue;
             }
+            // Not there yet; it follows when it is.
+            if child.installed.is_none() {
+                continue;
+            }
             let (old_in, old_out) = (child.inbound(), child.outbound());
             child.local = local;
             child.remote = remote;
             child.encap = encap;
-            if child.installed.is_none() {
-                continue;
-            }
             let (udp_in, udp_out) = (child.udp(false), child.udp(true));
             let mut update = |sa: Option<SaId>, new: Option<SaId>, src, dst, encap| {
                 let (Some(sa), Some(new)) = (sa, new) else {

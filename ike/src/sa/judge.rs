@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Whether an IKE_SA_INIT request suits a connection, before there is an IKE SA for it.
 
+use swanherd_config::model::Connection;
 use swanherd_ipsec::proposal::IkeSuite;
+use swanherd_ipsec::{Proposal, ProtocolId, Transform};
 
 use super::child_offer::{ChildPayloads, usable_ike_proposals};
 use super::env::Env;
@@ -60,4 +62,22 @@ pub(crate) fn judge(env: &Env, conns: &[ConnectionRef], message: &Message) -> Ju
         ke,
         nonce,
     }))
+}
+
+/// Whether a connection's proposals allow what IKE_SA_INIT agreed on.
+pub(super) fn allows(conn: &Connection, suite: &IkeSuite) -> bool {
+    let mut transforms = vec![
+        Transform::Encryption {
+            id: suite.encryption,
+            key_bits: suite.key_bits,
+        },
+        Transform::Prf(suite.prf),
+        Transform::KeyExchange(suite.key_exchange),
+    ];
+    transforms.extend(suite.integrity.map(Transform::Integrity));
+    let agreed = Proposal {
+        protocol: ProtocolId::Ike,
+        transforms,
+    };
+    proposal::select_ike(&conn.proposals, std::slice::from_ref(&agreed), true).is_some()
 }

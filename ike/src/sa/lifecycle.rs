@@ -20,6 +20,8 @@ impl IkeSa {
     /// Both sides are authenticated.
     pub(crate) fn establish(&mut self, env: &mut Env, now: Now) {
         self.set_established(env, now);
+        self.mobility.leader = self.initiator;
+        self.mobility.prove(self.remote.ip());
         let line = format!(
             "IKE_SA {}[{}] is established between {}[{}] and {}",
             self.connection_name().unwrap_or_default(),
@@ -172,12 +174,11 @@ impl IkeSa {
         now: Now,
         remote: std::net::SocketAddr,
     ) {
-        if !self.nat.remote || self.remote == remote || !self.is_established() {
+        // Who is behind a NAT stays; see `learn_addresses`.
+        let follows = self.nat.remote && !self.nat.local;
+        if !follows || self.remote == remote || !self.is_established() {
             return;
         }
-        let sa = Box::new(self.info_without_children());
-        let local = self.local;
-        env.event(Event::IkeUpdate { sa, local, remote });
         self.log(
             env,
             LogGroup::Knl,
@@ -187,10 +188,8 @@ impl IkeSa {
                 self.remote
             ),
         );
-        self.remote = remote;
+        self.relocate(env, now, self.local, remote);
         self.move_children(env);
-        self.arm_keepalive(env, now);
-        self.changed(env);
     }
 
     /// The IKE SA that was to take over by reauthentication did not come to be.

@@ -24,15 +24,19 @@ mod install;
 pub(crate) mod judge;
 mod lifecycle;
 mod limits;
+mod locate;
+mod mobike;
 pub(crate) mod mode;
 pub(crate) mod narrow;
 mod nat;
 pub(crate) mod policies;
 pub(crate) mod proposal;
 mod protect;
+mod redirect;
 mod rekey;
 mod reqids;
 pub(crate) mod responder;
+mod roam;
 mod standby;
 mod tasks;
 mod timers;
@@ -49,6 +53,7 @@ use swanherd_ipsec::proposal::IkeSuite;
 
 use self::env::{Env, Slot};
 use self::exchange::{Inbound, Outbound};
+use self::mobike::Mobility;
 use self::nat::Nat;
 use self::protect::{Protection, Reassembly};
 use self::timers::Timers;
@@ -62,6 +67,9 @@ use crate::crypto::auth::HashId;
 
 pub(crate) use self::child::ChildSa;
 pub(crate) use self::exchange::Answered;
+#[cfg(test)]
+pub(crate) use self::exchange::Sealed;
+pub(crate) use self::redirect::Redirection;
 pub(crate) use self::tasks::{Packet, Task};
 
 /// An answer to an action.
@@ -109,8 +117,12 @@ pub(crate) enum Active {
     DeletingChild(ChildSaId),
     /// INFORMATIONAL that deletes the IKE SA.
     DeletingIke,
-    /// An empty INFORMATIONAL.
+    /// An INFORMATIONAL that shows whether the peer lives.
     Probing,
+    /// INFORMATIONAL with new addresses.
+    Moving(Box<mobike::Moving>),
+    /// INFORMATIONAL that shows whether the peer receives at its new address.
+    Proving(Box<mobike::Proof>),
 }
 
 /// A request of the peer's that is being worked on.
@@ -141,6 +153,10 @@ pub(crate) struct IkeSa {
     pub(crate) spi_i: u64,
     pub(crate) spi_r: u64,
     pub(crate) nat: Nat,
+    pub(crate) mobility: Mobility,
+    pub(crate) redirection: Redirection,
+    /// The longest IP packet, where longer ones seem to get lost.
+    pub(crate) packet: Option<u32>,
     pub(crate) suite: Option<IkeSuite>,
     pub(crate) keys: Option<IkeKeys>,
     pub(crate) protection: Option<Protection>,
@@ -211,6 +227,9 @@ impl IkeSa {
             spi_i: 0,
             spi_r: 0,
             nat: Nat::default(),
+            mobility: Mobility::default(),
+            redirection: Redirection::default(),
+            packet: None,
             suite: None,
             keys: None,
             protection: None,
@@ -325,6 +344,7 @@ impl IkeSa {
             Active::DeletingChild(_) => vec!["CHILD_DELETE"],
             Active::DeletingIke => vec!["IKE_DELETE"],
             Active::Probing => vec!["IKE_DPD"],
+            Active::Moving(_) | Active::Proving(_) => vec!["IKE_MOBIKE"],
         }
     }
 
@@ -377,6 +397,12 @@ impl IkeSa {
                 Passive::Idle => Some(answer),
             },
             Slot::Child(id) => self.child_answer(env, now, id, answer),
+            Slot::Path => {
+                if let Answer::Source(source) = answer {
+                    self.path_answer(env, now, token, source);
+                }
+                None
+            }
         };
         self.proceed(env, now);
         left

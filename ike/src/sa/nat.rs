@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use crate::crypto::hash::nat_detection;
-use crate::wire::{Message, NotifyPayload, NotifyType, Payload};
+use crate::wire::{NotifyPayload, NotifyType, Payload};
 
 /// Where NATs are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,16 +56,17 @@ pub(crate) fn notifies(
 
 /// What a message says about NATs on its way; it came from `remote` to `local`.
 pub(crate) fn detect(
-    message: &Message,
+    payloads: &[Payload],
     spi_i: u64,
     spi_r: u64,
     local: SocketAddr,
     remote: SocketAddr,
 ) -> Nat {
     let of = |kind| {
-        message
-            .notifies()
-            .filter(move |notify| notify.notify_type == kind)
+        payloads.iter().filter_map(move |payload| match payload {
+            Payload::Notify(notify) if notify.notify_type == kind => Some(notify),
+            _ => None,
+        })
     };
     let mut sources = of(NotifyType::NatDetectionSourceIp).peekable();
     let mut destinations = of(NotifyType::NatDetectionDestinationIp).peekable();

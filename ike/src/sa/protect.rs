@@ -151,17 +151,17 @@ impl Protection {
     }
 }
 
-/// Fragments of one message as they come in. Only authenticated ones get here, so memory is spent
-/// on one authenticated peer's message at a time.
+/// Fragments as they come in: of one request and of one response, as the windows have it. Only
+/// authenticated ones get here, so memory is spent on two messages of an authenticated peer.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
-    current: Option<Partial>,
+    request: Option<Partial>,
+    response: Option<Partial>,
 }
 
 #[derive(Debug)]
 struct Partial {
     message_id: u32,
-    response: bool,
     total: u16,
     first: PayloadType,
     size: usize,
@@ -169,6 +169,20 @@ struct Partial {
 }
 
 impl Reassembly {
+    /// Whether a fragment would change nothing, so that it need not even be opened.
+    pub(crate) fn has(&self, header: &Header, skf: &SkfPayload) -> bool {
+        let partial = if header.flags.response {
+            &self.response
+        } else {
+            &self.request
+        };
+        partial.as_ref().is_some_and(|partial| {
+            partial.message_id == header.message_id
+                && (skf.total < partial.total
+                    || (skf.total == partial.total && partial.parts.contains_key(&skf.number)))
+        })
+    }
+
     /// Takes a fragment; the inner payloads once the message is complete.
     pub(crate) fn add(
         &mut self,
@@ -184,35 +198,28 @@ impl Reassembly {
                 limit: usize::from(MAX_FRAGMENTS),
             });
         }
-        let response = header.flags.response;
-        let same = self.current.as_ref().is_some_and(|current| {
-            current.message_id == header.message_id && current.response == response
-        });
+        if self.has(header, skf) {
+            return Ok(None);
+        }
+        let slot = if header.flags.response {
+            &mut self.response
+        } else {
+            &mut self.request
+        };
         // A larger total means that the sender fragments anew, to smaller pieces; a smaller one
         // is a leftover of before (RFC 7383 section 2.6).
-        match &self.current {
-            Some(current) if same && skf.total < current.total => return Ok(None),
-            Some(current) if same && skf.total == current.total => {}
-            _ => {
-                self.current = Some(Partial {
-                    message_id: header.message_id,
-                    response,
-                    total: skf.total,
-                    first: PayloadType::None,
-                    size: 0,
-                    parts: BTreeMap::new(),
-                });
-            }
-        }
-        let Some(current) = self.current.as_mut() else {
-            return Ok(None);
-        };
-        if current.parts.contains_key(&skf.number) {
-            return Ok(None);
-        }
+        let mut current = slot
+            .take()
+            .filter(|current| current.message_id == header.message_id && current.total == skf.total)
+            .unwrap_or_else(|| Partial {
+                message_id: header.message_id,
+                total: skf.total,
+                first: PayloadType::None,
+                size: 0,
+                parts: BTreeMap::new(),
+            });
         current.size += content.len();
         if current.size > max_size {
-            self.current = None;
             return Err(WireError::TooLong {
                 payload: PayloadType::Skf,
                 what: "reassembled message",
@@ -223,13 +230,26 @@ impl Reassembly {
         }
         current.parts.insert(skf.number, content);
         if current.parts.len() < usize::from(current.total) {
+            *slot = Some(current);
             return Ok(None);
         }
-        let first = current.first;
         let whole: Vec<u8> = current.parts.values().flatten().copied().collect();
-        self.current = None;
-        parse_payloads(first, &whole).map(Some)
+        parse_payloads(current.first, &whole).map(Some)
     }
+}
+
+/// Sizes of IP packets to fall back to, for a path that loses longer ones: what every IPv6 path
+/// carries, and what every IPv4 host accepts (RFC 7383 section 2.5.1).
+const FALLBACKS: [(u32, bool); 2] = [(1280, false), (576, true)];
+
+/// The next smaller size of IP packets than `packet`, if there is one.
+pub(crate) fn smaller_packet(packet: u32, v4: bool) -> Option<u32> {
+    // Zero is the smallest already.
+    FALLBACKS
+        .into_iter()
+        .filter(|(_, only_v4)| v4 || !only_v4)
+        .map(|(size, _)| size)
+        .find(|size| *size < packet)
 }
 
 /// The longest IKE message that fits into an IP packet of `packet` octets.
@@ -305,6 +325,88 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(whole, Some(payloads));
+    }
+
+    /// Opens `raw` and adds it.
+    fn take(
+        reassembly: &mut Reassembly,
+        by: &Protection,
+        raw: &[u8],
+    ) -> Result<Option<Vec<Payload>>, WireError> {
+        let message = Message::parse(raw).unwrap();
+        let Some(Payload::Skf(skf)) = message.payloads.last() else {
+            panic!("not a fragment");
+        };
+        let content = by.open_fragment(raw, skf).unwrap();
+        reassembly.add(&message.header, skf, content, 10_000)
+    }
+
+    fn long_message(response: bool) -> (Header, Vec<Payload>) {
+        let header = Header {
+            spi_i: 3,
+            spi_r: 4,
+            exchange: ExchangeType::IkeAuth,
+            flags: Flags {
+                initiator: true,
+                response,
+                ..Flags::default()
+            },
+            message_id: 1,
+        };
+        let notify = NotifyPayload::new(NotifyType::InitialContact, vec![9; 3000]);
+        (header, vec![Payload::Notify(notify)])
+    }
+
+    #[test]
+    fn requests_and_responses_in_fragments_do_not_disturb_each_other() {
+        let (mut alice, bob) = pair();
+        let mut rng = Rng::new([1; 32]);
+        let mut seal = |response| {
+            let (header, payloads) = long_message(response);
+            alice.seal(&header, &payloads, Some(500), &mut rng).unwrap()
+        };
+        let (requests, responses) = (seal(false), seal(true));
+
+        let mut reassembly = Reassembly::default();
+        let mut complete = 0;
+        for (request, response) in requests.iter().zip(&responses) {
+            complete += usize::from(take(&mut reassembly, &bob, request).unwrap().is_some());
+            complete += usize::from(take(&mut reassembly, &bob, response).unwrap().is_some());
+        }
+
+        assert_eq!(complete, 2);
+    }
+
+    #[test]
+    fn smaller_fragments_of_the_same_message_replace_larger_ones_and_not_the_other_way() {
+        let (mut alice, bob) = pair();
+        let mut rng = Rng::new([1; 32]);
+        let (header, payloads) = long_message(false);
+        let large = alice
+            .seal(&header, &payloads, Some(1200), &mut rng)
+            .unwrap();
+        let small = alice.seal(&header, &payloads, Some(500), &mut rng).unwrap();
+        let mut reassembly = Reassembly::default();
+
+        assert_eq!(take(&mut reassembly, &bob, &large[0]), Ok(None));
+        let (last, rest) = small.split_last().unwrap();
+        for raw in rest {
+            assert_eq!(take(&mut reassembly, &bob, raw), Ok(None));
+            // Leftovers and copies change nothing.
+            assert_eq!(take(&mut reassembly, &bob, &large[1]), Ok(None));
+            assert_eq!(take(&mut reassembly, &bob, raw), Ok(None));
+        }
+        assert_eq!(take(&mut reassembly, &bob, last), Ok(Some(payloads)));
+    }
+
+    #[test]
+    fn packets_become_smaller_down_to_what_every_path_carries() {
+        assert_eq!(smaller_packet(1500, true), Some(1280));
+        assert_eq!(smaller_packet(1280, true), Some(576));
+        assert_eq!(smaller_packet(576, true), None);
+        assert_eq!(smaller_packet(0, true), None);
+        assert_eq!(smaller_packet(1500, false), Some(1280));
+        assert_eq!(smaller_packet(1280, false), None);
     }
 
     #[test]

@@ -482,6 +482,7 @@ impl IkeSa {
         new.spi_i = spi_i;
         new.spi_r = spi_r;
         new.nat = self.nat;
+        new.packet = self.packet;
         new.suite = Some(suite);
         new.keys = Some(keys);
         new.protection = Some(protection);
@@ -508,6 +509,16 @@ impl IkeSa {
                 new.id
             ),
         );
+        // It may have been made before this one moved.
+        new.local = self.local;
+        new.remote = self.remote;
+        new.nat = self.nat;
+        new.packet = self.packet;
+        new.mobility = self.mobility.inherit();
+        if matches!(self.active, Active::Moving(_)) {
+            // Whether the peer has heard of the last move is not known.
+            new.enqueue_first(Task::Move);
+        }
         let old_info = Box::new(self.info_without_children());
         let new_info = Box::new(new.info_without_children());
         env.event(Event::IkeRekey {
@@ -530,6 +541,7 @@ impl IkeSa {
         for task in std::mem::take(&mut self.queue) {
             match task {
                 Task::RekeyIke | Task::Probe => {}
+                Task::Move | Task::Announce | Task::Prove => new.enqueue_first(task),
                 task => new.enqueue(task),
             }
         }

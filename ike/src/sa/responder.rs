@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use swanherd_config::identity::display_identity;
-use swanherd_config::model::{Childless, Connection, Fragmentation, Unique};
+use swanherd_config::model::{Childless, Fragmentation, Unique};
 use swanherd_ipsec::Identity;
 use swanherd_ipsec::plane::Outcome;
 use swanherd_ipsec::proposal::IkeSuite;
@@ -13,10 +13,11 @@ use swanherd_ipsec::proposal::IkeSuite;
 use super::auth::{self, AuthFailure, LocalAuth, PeerCheck, Transcript};
 use super::child_offer::{ChildFailure, ChildPayloads, Selected, notify};
 use super::env::{Env, Request, Slot};
+use super::exchange::Sealed;
 use super::initiator::{NONCE_LEN, hash_notify, plane_failure, spi_failure};
 use super::install::{Installing, Outbound};
-use super::judge::Accepted;
-use super::proposal::{self, KeyExchangeRule};
+use super::judge::{Accepted, allows};
+use super::proposal::KeyExchangeRule;
 use super::timers::Timer;
 use super::{Answer, IkeSa, Passive, mode, nat, virtual_ip};
 use crate::api::{
@@ -148,7 +149,7 @@ impl IkeSa {
             format!("{} is initiating an IKE_SA", self.remote.ip()),
         );
         self.log(env, LogGroup::Enc, 1, format!("received {message}"));
-        self.nat = nat::detect(message, self.spi_i, 0, self.local, self.remote);
+        self.nat = nat::detect(&message.payloads, self.spi_i, 0, self.local, self.remote);
         if self.nat.local || self.nat.remote {
             let who = if self.nat.remote {
                 "the peer"
@@ -246,7 +247,7 @@ impl IkeSa {
         self.log(env, LogGroup::Enc, 1, format!("sending {message}"));
         match message.emit() {
             Ok(raw) => {
-                self.respond(env, now, vec![raw.clone()]);
+                self.respond(env, now, Sealed::fixed(vec![raw.clone()]));
                 Some(Transcript {
                     request: init.request,
                     response: raw,
@@ -455,6 +456,20 @@ impl IkeSa {
         let mut response = vec![Payload::IdR(self.local_id.clone())];
         response.extend(certs);
         response.push(Payload::Auth(auth));
+        if self.peer.mobike {
+            response.extend(self.mobike_payloads(env));
+        }
+        #[cfg(test)]
+        if let Some(gateway) = env.redirects.take() {
+            let redirect = crate::wire::Redirect {
+                gateway,
+                nonce: Vec::new(),
+            };
+            response.push(Payload::Notify(NotifyPayload::redirect(&redirect)));
+            self.send_response(env, now, &response);
+            self.conclude_auth(env, now, &context);
+            return;
+        }
         let offer = ChildPayloads::of(&context.payloads);
         if offer.sa.is_none() {
             if conn.childless == Childless::Never {
@@ -699,7 +714,7 @@ impl IkeSa {
                     payloads: vec![notify(NotifyType::InvalidSyntax)],
                 };
                 if let Ok(raw) = refusal.emit() {
-                    self.respond(env, now, vec![raw]);
+                    self.respond(env, now, Sealed::fixed(vec![raw]));
                 }
                 self.fail(env, now, FailureReason::PeerMisbehaved, error.to_string());
                 return;
@@ -760,25 +775,6 @@ impl IkeSa {
             }
         }
     }
-}
-
-/// Whether a connection's proposals allow what IKE_SA_INIT agreed on.
-fn allows(conn: &Connection, suite: &IkeSuite) -> bool {
-    use swanherd_ipsec::{Proposal, ProtocolId, Transform};
-    let mut transforms = vec![
-        Transform::Encryption {
-            id: suite.encryption,
-            key_bits: suite.key_bits,
-        },
-        Transform::Prf(suite.prf),
-        Transform::KeyExchange(suite.key_exchange),
-    ];
-    transforms.extend(suite.integrity.map(Transform::Integrity));
-    let agreed = Proposal {
-        protocol: ProtocolId::Ike,
-        transforms,
-    };
-    proposal::select_ike(&conn.proposals, std::slice::from_ref(&agreed), true).is_some()
 }
 
 /// Virtual addresses for a peer that asks for some. Pools are not supported, outside of tests.

@@ -45,6 +45,12 @@ pub(crate) enum Task {
     DeleteIke,
     /// See whether the peer lives.
     Probe,
+    /// Tell the peer to use other addresses.
+    Move,
+    /// Tell the peer which addresses this side has.
+    Announce,
+    /// See whether the peer receives at its new address.
+    Prove,
     /// The IKE SA that this one takes over from can go.
     FinishReauth,
 }
@@ -60,6 +66,7 @@ impl Task {
             Self::ReauthIke => "IKE_REAUTH",
             Self::DeleteIke => "IKE_DELETE",
             Self::Probe => "IKE_DPD",
+            Self::Move | Self::Announce | Self::Prove => "IKE_MOBIKE",
             Self::FinishReauth => "IKE_REAUTH_COMPLETE",
         }
     }
@@ -105,6 +112,17 @@ impl IkeSa {
         match task {
             Task::DeleteIke => self.queue.push_front(task),
             _ => self.queue.push_back(task),
+        }
+    }
+
+    /// As [`Self::enqueue`], but before all others, even if it is queued already.
+    pub(crate) fn enqueue_first(&mut self, task: Task) {
+        if self.dead || matches!(self.queue.front(), Some(Task::DeleteIke)) {
+            return;
+        }
+        self.queue.retain(|queued| !queued.same(&task));
+        if self.queue.len() < MAX_QUEUE {
+            self.queue.push_front(task);
         }
     }
 
@@ -166,8 +184,12 @@ impl IkeSa {
                 Task::RekeyIke => self.start_rekey(env, now),
                 Task::ReauthIke => env.request(Request::Reauthenticate { old: self.id }),
                 Task::DeleteIke => self.start_ike_delete(env, now),
+                Task::Move => self.start_move(env, now, true),
+                Task::Announce => self.start_move(env, now, false),
+                Task::Prove => self.start_proof(env, now),
                 Task::Probe => {
-                    if self.send_request(env, now, ExchangeType::Informational, &[]) {
+                    let payloads = self.probe_payloads();
+                    if self.send_request(env, now, ExchangeType::Informational, &payloads) {
                         self.active = Active::Probing;
                     }
                 }

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use swanherd_config::model::HostSpec;
+use swanherd_config::model::{Connection, HostSpec};
 use swanherd_ike::api::{Selector, Settings};
 use swanherd_ike::crypto::Provider;
 use swanherd_ipsec::plane::{Direction, PlaneEvent};
@@ -15,10 +15,20 @@ use crate::world::{ALICE, BOB, World};
 
 /// Alice behind a NAT, established.
 fn behind_nat(seed: u64) -> World {
+    behind_nat_with(seed, pair())
+}
+
+/// The same without MOBIKE, where peers are followed by where their messages come from.
+fn behind_nat_without_mobike(seed: u64) -> World {
+    let mut connections = pair();
+    connections.0.mobike = false;
+    behind_nat_with(seed, connections)
+}
+
+fn behind_nat_with(seed: u64, (alice, mut bob): (Connection, Connection)) -> World {
     let mut world = World::new(seed);
     let inside = world.host(ALICE).addr;
     world.net.nat = Some(Nat::new(inside, "203.0.113.1".parse().unwrap()));
-    let (alice, mut bob) = pair();
     bob.remote_addrs = vec![HostSpec::Any(None)];
     world.load(ALICE, &psk(), alice);
     world.load(BOB, &psk(), bob);
@@ -93,7 +103,7 @@ fn the_mapping_is_kept_open_by_keepalives() {
 
 #[test]
 fn a_new_mapping_is_learnt_from_the_peers_next_message() {
-    let mut world = behind_nat(64);
+    let mut world = behind_nat_without_mobike(64);
     let before = bobs_idea_of_alice(&world);
     world.net.nat.as_mut().unwrap().rebind();
     // Anything authenticated will do; rekeying also moves nothing by itself.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The simulated network: delay, loss, duplication, reordering, MTU, and a NAT.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -146,4 +146,10 @@ pub(crate) struct Network {
     pub(crate) nat: Option<Nat>,
     /// Nothing gets through.
     pub(crate) cut: bool,
+    /// Nothing gets through from and to these addresses.
+    pub(crate) dead: BTreeSet<IpAddr>,
+    /// IPv4 packets longer than this are refused where they are sent, and the sender is told.
+    pub(crate) link_mtu: Option<usize>,
+    /// What names stand for, and how long it takes to find out. Others are those of hosts.
+    pub(crate) names: BTreeMap<String, (Duration, Vec<IpAddr>)>,
 }

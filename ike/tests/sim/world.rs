@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use swanherd_config::model::Connection;
 use swanherd_ike::api::{
-    Action, ChildSaInfo, Command, CommandId, Counter, Datagram, Event, IkeSaInfo, IkeState, Job,
-    Now, Selector, Settings, Token, Transmit,
+    Action, ChildSaInfo, Command, CommandId, Counter, Datagram, Event, HostAddress, IkeSaInfo,
+    IkeState, Job, Now, Selector, Settings, Token, Transmit,
 };
 use swanherd_ike::credentials::Credentials;
 use swanherd_ike::crypto::Provider;
@@ -49,7 +49,9 @@ enum Happening {
 pub(crate) struct Host {
     pub(crate) name: &'static str,
     pub(crate) addr: IpAddr,
-    /// What the host's routing names as source towards any peer.
+    /// Further addresses.
+    pub(crate) more: Vec<IpAddr>,
+    /// What the host's routing names as source towards any peer of that family.
     pub(crate) source: Option<IpAddr>,
     pub(crate) endpoint: Endpoint,
     pub(crate) plane: FakePlane,
@@ -64,6 +66,19 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    /// Whether it receives at `addr`.
+    pub(crate) fn has(&self, addr: IpAddr) -> bool {
+        self.addr == addr || self.more.contains(&addr)
+    }
+
+    /// The source address towards `remote`.
+    fn source_for(&self, remote: IpAddr) -> Option<IpAddr> {
+        let fits = |addr: &IpAddr| addr.is_ipv4() == remote.is_ipv4();
+        let others = || self.more.iter().copied().find(fits);
+        let source = self.source?;
+        Some(source).filter(fits).or_else(others)
+    }
+
     /// IKE SAs as listed.
     pub(crate) fn ike_sas(&self) -> Vec<IkeSaInfo> {
         self.endpoint.ike_sas().collect()
@@ -182,6 +197,7 @@ impl World {
         self.hosts.push(Host {
             name,
             addr: addr.parse().unwrap(),
+            more: Vec::new(),
             source: Some(addr.parse().unwrap()),
             endpoint: Endpoint::new(settings, crypto, seed),
             plane: FakePlane::new(first_spi),
@@ -267,6 +283,32 @@ impl World {
         let now = self.now;
         self.note(host, "shuts down");
         self.hosts[host].endpoint.shutdown(now);
+        self.drain(host);
+    }
+
+    /// A host has these addresses from now on, the first being what it sends from, and notices.
+    pub(crate) fn set_addresses(&mut self, host: usize, addrs: &[&str]) {
+        let now = self.now;
+        let addrs: Vec<IpAddr> = addrs.iter().map(|addr| addr.parse().unwrap()).collect();
+        self.note(host, &format!("has the addresses {addrs:?}"));
+        let told: Vec<HostAddress> = (1..)
+            .zip(&addrs)
+            .map(|(link, addr)| HostAddress {
+                addr: *addr,
+                link,
+                routed: true,
+            })
+            .collect();
+        let state = &mut self.hosts[host];
+        state.source = addrs.first().copied();
+        if let Some((first, more)) = addrs.split_first() {
+            state.addr = *first;
+            state.more = more.to_vec();
+        }
+        state.endpoint.handle_addresses(now, &told);
+        state
+            .endpoint
+            .handle_plane_event(now, PlaneEvent::NetworkChanged);
         self.drain(host);
     }
 
@@ -451,6 +493,10 @@ impl World {
                     let due = now + self.rng.millis(&self.hosts[host].compute_delay);
                     self.schedule(due, Happening::Computed(host, token, job));
                 }
+                Action::Resolve(token, name) if self.net.names.contains_key(&name) => {
+                    let (delay, addrs) = self.net.names[&name].clone();
+                    self.schedule(now + delay, Happening::Resolved(host, token, addrs));
+                }
                 Action::Resolve(token, name) => {
                     let wanted = name.strip_suffix(".example");
                     let addrs = self
@@ -462,8 +508,8 @@ impl World {
                     let due = now + Duration::from_millis(20);
                     self.schedule(due, Happening::Resolved(host, token, addrs));
                 }
-                Action::Source(token, _) => {
-                    let addr = self.hosts[host].source;
+                Action::Source(token, remote) => {
+                    let addr = self.hosts[host].source_for(remote);
                     self.schedule(now, Happening::Source(host, token, addr));
                 }
                 Action::Event(event) => {
@@ -487,16 +533,18 @@ impl World {
         if let Some(tape) = &mut self.tape {
             tape.push(transmit.clone());
         }
-        let own = self.hosts[host].addr;
+        let own = &self.hosts[host];
         let ip = if transmit.local.ip().is_unspecified() {
-            own
+            own.addr
         } else {
             transmit.local.ip()
         };
-        assert_eq!(
-            ip, own,
-            "{} sends from a foreign address",
-            self.hosts[host].name
+        // An address that has just gone may still be in use for a moment.
+        let gone = self.net.dead.contains(&ip);
+        assert!(
+            own.has(ip) || gone,
+            "{} sends from the foreign address {ip}",
+            own.name
         );
         let source = SocketAddr::new(ip, transmit.local.port());
         let text = if transmit.keepalive {
@@ -507,7 +555,16 @@ impl World {
         let mut fate = "";
         let passes = self.filter.as_mut().is_none_or(|filter| filter(&transmit));
         let packet_len = transmit.payload.len() + 28 + 4;
-        if !passes {
+        if self.net.link_mtu.is_some_and(|mtu| packet_len > mtu) {
+            let now = self.now;
+            self.note(host, &format!("-x {} {text} (refused)", transmit.remote));
+            self.hosts[host].endpoint.handle_too_long(now, &transmit);
+            return;
+        }
+        let dead = &self.net.dead;
+        if dead.contains(&ip) || dead.contains(&transmit.remote.ip()) {
+            fate = " (dead)";
+        } else if !passes {
             fate = " (filtered)";
         } else if self.net.cut {
             fate = " (cut)";
@@ -524,7 +581,7 @@ impl World {
         let Some((remote, local)) = route.filter(|_| fate.is_empty() && !transmit.keepalive) else {
             return;
         };
-        let Some(to) = self.hosts.iter().position(|host| host.addr == local.ip()) else {
+        let Some(to) = self.hosts.iter().position(|host| host.has(local.ip())) else {
             return;
         };
         let copies = 1 + u32::from(self.rng.chance(self.net.conditions.duplication));
@@ -569,12 +626,18 @@ impl World {
                     self.note(host, "no SA to send a packet with");
                     continue;
                 };
+                let sas = &self.hosts[host].plane.sas;
+                let src = sas.get(&SaId { spi, dst }).map(|(_, sa)| sa.src);
                 self.carry(host, SaId { spi, dst });
+                let dead = &self.net.dead;
+                if dead.contains(&dst) || src.is_some_and(|src| dead.contains(&src)) {
+                    continue;
+                }
                 let dst = match &self.net.nat {
                     Some(nat) if nat.outside == dst => nat.inside,
                     _ => dst,
                 };
-                if let Some(to) = self.hosts.iter().position(|host| host.addr == dst) {
+                if let Some(to) = self.hosts.iter().position(|host| host.has(dst)) {
                     self.schedule(now + delay, Happening::PacketArrival { to, spi, dst });
                 }
             }

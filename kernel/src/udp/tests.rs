@@ -85,7 +85,7 @@ async fn ipv6_serves_the_same_port() {
     }
     let to = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), a.port());
 
-    a.send_keepalive(Some(Ipv6Addr::LOCALHOST.into()), to)
+    a.send_keepalive(Some(Ipv6Addr::LOCALHOST.into()), to, 0)
         .unwrap();
 
     let received = next(&a).await;
@@ -94,6 +94,38 @@ async fn ipv6_serves_the_same_port() {
         NatTraversal::classify(&received.payload),
         NatTraversal::Keepalive
     );
+}
+
+#[tokio::test]
+async fn the_code_point_is_in_the_ip_header_of_messages_and_keepalives() {
+    let options = SocketOptions::default();
+    let a = IkeSocket::bind(None, 0, &options).unwrap();
+    let b = IkeSocket::bind(None, 0, &options).unwrap();
+    let mut ends = vec![(Ipv4Addr::LOCALHOST.into(), &b.v4)];
+    if b.v6.is_some() {
+        ends.push((Ipv6Addr::LOCALHOST.into(), &b.v6));
+    }
+    for (addr, leg) in ends {
+        let remote = SocketAddr::new(addr, b.port());
+        for dscp in [0, 46, 63] {
+            let message = Outgoing {
+                local: Some(addr),
+                remote,
+                payload: b"message",
+                dscp,
+                marker: false,
+            };
+            a.send(&message).unwrap();
+            a.send_keepalive(Some(addr), remote, dscp).unwrap();
+            for _ in 0..2 {
+                // Over the loopback a datagram is there once it is sent.
+                let mut buffer = [0; 64];
+                let fd = leg.as_ref().unwrap().fd();
+                let meta = receive(fd, &mut buffer, b.port()).unwrap();
+                assert_eq!(meta.tos >> 2, dscp, "{remote}");
+            }
+        }
+    }
 }
 
 #[test]
