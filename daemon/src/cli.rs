@@ -44,6 +44,11 @@ Exit status: 0 if all is as it should be, or was mended; 1 if a difference is le
 Without a daemon, shows what an earlier run left in the kernel, and leaves it there: the next start
 removes it.")]
     Reconcile(Reconcile),
+    /// Run a recording of `run --record` again, and compare; needs no daemon and no secrets
+    #[command(after_help = "\
+Exit status: 0 if the daemon would do the same again; 1 if not, with the first difference; 2 if the
+file is no recording that this version can read.")]
+    Replay(Replay),
 }
 
 /// `run`
@@ -55,6 +60,28 @@ pub(crate) struct Run {
     /// Tunnel definitions [default: $SWANCTL_DIR/swanctl.conf or /etc/swanctl/swanctl.conf]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Record all that IKE is told and does, without secrets, for `replay`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
+    /// Size at which a recording ends
+    #[arg(long, value_name = "MIB", default_value = "256", requires = "record")]
+    pub(crate) record_limit: u32,
+}
+
+/// `replay`
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// The recording
+    pub(crate) file: PathBuf,
+    /// Show what happens, one line each
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+    /// Stop so many seconds after its start
+    #[arg(long, value_name = "SECONDS", value_parser = crate::replay::until)]
+    pub(crate) until: Option<Duration>,
+    /// Report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `check`

@@ -20,10 +20,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use swanherd_config::model::Connection;
 use swanherd_ike::api::{
-    Action, CommandId, Computed, Counter, Datagram, Event, HostAddress, IkeSaId, IkeSaInfo, Now,
-    Settings, Token, Transmit,
+    Action, CommandId, Computed, Counter, Datagram, Event, HostAddress, IkeSaId, IkeSaInfo, Input,
+    Now, Settings, Token, Transmit,
 };
-use swanherd_ike::endpoint::Endpoint;
+use swanherd_ike::record::Recorded;
 use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, PolicySet, SaCounters, SaId};
 use swanherd_kernel::DataPlane;
 use swanherd_kernel::audit::Audit;
@@ -88,7 +88,7 @@ enum Answer {
 
 /// What the engine is built from.
 pub(crate) struct Parts<P, S> {
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoint: Recorded,
     pub(crate) plane: Arc<P>,
     pub(crate) plane_events: mpsc::Receiver<PlaneEvent>,
     pub(crate) sender: S,
@@ -101,7 +101,7 @@ pub(crate) struct Parts<P, S> {
 
 /// See the module's text.
 pub(crate) struct Engine<P, S> {
-    endpoint: Endpoint,
+    endpoint: Recorded,
     plane: Arc<P>,
     plane_events: mpsc::Receiver<PlaneEvent>,
     plane_ops: mpsc::Sender<(Token, Op)>,
@@ -239,7 +239,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             // Looked at here, because the selection below never gets to its clock while a queue is
             // never empty, as in a flood.
             if Instant::now() >= timeout {
-                self.endpoint.handle_timeout(now());
+                self.endpoint.handle(now(), Input::Timeout);
                 self.drop_abandoned();
                 self.drain();
                 timeout = self.next_timeout(deadline);
@@ -249,7 +249,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 () = &mut stop, if deadline.is_none() => {
                     self.requests.close();
                     deadline = Some(Instant::now() + SHUTDOWN_GRACE);
-                    self.endpoint.shutdown(now());
+                    self.endpoint.handle(now(), Input::Shutdown);
                 }
                 _ = counters.tick() => self.start_counters(),
                 () = tick(&mut audits), if deadline.is_none() => {
@@ -261,16 +261,17 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                     if event == PlaneEvent::NetworkChanged {
                         self.list_addresses();
                     }
-                    self.endpoint.handle_plane_event(now(), event);
+                    self.endpoint.handle(now(), Input::PlaneEvent(event));
                 }
                 Some(request) = self.requests.recv() => self.handle_request(request),
                 Some(datagram) = self.datagrams.recv() => {
-                    self.endpoint.handle_datagram(now(), datagram);
+                    self.endpoint.handle(now(), Input::Datagram(datagram));
                 }
                 () = tokio::time::sleep_until(timeout.into()) => {}
             }
         }
         self.drain();
+        self.endpoint.finish();
         drop(self.plane_ops);
         // What still waits must not be installed after everything was removed.
         if tokio::time::timeout(PLANE_GRACE, &mut self.plane_task)
@@ -298,10 +299,15 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         match answer {
             Answer::Plane(applied) => self.handle_applied(applied),
             Answer::Computed(token, computed) => {
-                self.endpoint.handle_computed(now(), token, computed);
+                self.endpoint
+                    .handle(now(), Input::Computed(token, computed));
             }
-            Answer::Resolved(token, addrs) => self.endpoint.handle_resolved(now(), token, addrs),
-            Answer::Source(token, addr) => self.endpoint.handle_source(now(), token, addr),
+            Answer::Resolved(token, addrs) => {
+                self.endpoint.handle(now(), Input::Resolved(token, addrs));
+            }
+            Answer::Source(token, addr) => {
+                self.endpoint.handle(now(), Input::Source(token, addr));
+            }
             Answer::Addresses(found) => self.addresses_listed(found),
             Answer::Counters(dump) => {
                 self.counters_running = false;
@@ -343,7 +349,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             Some(Standing::Removed(_)) | None => {}
         }
         self.endpoint
-            .handle_plane(now(), applied.token, applied.answer);
+            .handle(now(), Input::Plane(applied.token, applied.answer));
     }
 
     fn handle_request(&mut self, request: Request) {
@@ -352,7 +358,8 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 let _ = reply.send(self.load_connection(*connection));
             }
             Request::UnloadConnection(name, reply) => {
-                let known = self.endpoint.unload_connection(now(), &name);
+                let known = self.endpoint.has_connection(&name);
+                self.endpoint.handle(now(), Input::Unload(name.clone()));
                 Arc::make_mut(&mut self.connections).remove(&name);
                 self.publish();
                 let _ = reply.send(if known {
@@ -401,7 +408,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             }
             Request::ReloadSettings(reply) => {
                 let result = (self.reload_settings)();
-                let _ = reply.send(result.map(|settings| self.endpoint.set_settings(settings)));
+                let _ = reply.send(result.map(|settings| {
+                    let settings = Input::Settings(Box::new(settings));
+                    self.endpoint.handle(now(), settings);
+                }));
             }
             Request::Command {
                 command,
@@ -437,7 +447,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         let connection = Arc::new(connection);
         Arc::make_mut(&mut self.connections)
             .insert(connection.name.clone(), Arc::clone(&connection));
-        self.endpoint.load_connection(now(), connection);
+        self.endpoint.handle(now(), Input::Load(connection));
         self.publish();
         Ok(())
     }
@@ -458,7 +468,8 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
 
     fn credentials_changed(&mut self) {
         self.credential_names = Arc::new(self.credentials.names());
-        self.endpoint.set_credentials(self.credentials.build());
+        self.endpoint
+            .handle(now(), Input::Credentials(self.credentials.build()));
         self.publish();
     }
 
@@ -470,7 +481,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             match action {
                 Action::Transmit(transmit) => {
                     if self.sender.send(&transmit) == Sent::TooLong {
-                        self.endpoint.handle_too_long(now(), &transmit);
+                        self.endpoint.handle(now(), Input::TooLong(transmit));
                     }
                 }
                 Action::Plane(token, op) => self.apply(token, op),
@@ -662,7 +673,7 @@ async fn tick(interval: &mut Option<tokio::time::Interval>) {
     }
 }
 
-fn now() -> Now {
+pub(crate) fn now() -> Now {
     let unix = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());

@@ -22,6 +22,8 @@ mod metrics;
 mod paths;
 mod plane;
 mod plane_task;
+mod recording;
+mod replay;
 mod run;
 mod shell;
 mod totals;
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
             cli::Command::Down(args) => client::down(args).await,
             cli::Command::Policies(args) => inspect::policies(args).await,
             cli::Command::Reconcile(args) => inspect::reconcile(args).await,
+            cli::Command::Replay(args) => replay::replay(&args),
         }
     })
 }

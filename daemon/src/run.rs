@@ -7,6 +7,7 @@ use std::sync::Arc;
 use swanherd_config::settings::Settings;
 use swanherd_ike::crypto::Provider;
 use swanherd_ike::endpoint::Endpoint;
+use swanherd_ike::record::Recorded;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
@@ -15,6 +16,7 @@ use crate::client::say;
 use crate::control::Control;
 use crate::engine::{DATAGRAM_QUEUE, Engine, Parts};
 use crate::loader::Loader;
+use crate::recording::Recording;
 use crate::{logging, metrics, paths, plane, vici};
 
 /// Something of this host prevents the daemon from running.
@@ -43,7 +45,10 @@ pub(crate) async fn run(args: Run) -> ExitCode {
         tracing::warn!("{}", warning.line());
     }
     let definitions = paths::definitions_file(args.config.or_else(|| settings.config.clone()));
-    match serve(&settings, settings_file, definitions).await {
+    let record = args
+        .record
+        .map(|path| (path, u64::from(args.record_limit) * 1024 * 1024));
+    match serve(&settings, settings_file, definitions, record).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -57,6 +62,7 @@ async fn serve(
     settings: &Settings,
     settings_file: std::path::PathBuf,
     definitions: std::path::PathBuf,
+    record: Option<(std::path::PathBuf, u64)>,
 ) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot catch signals: {error}"))?;
     // The VICI socket may be in it.
@@ -81,6 +87,16 @@ async fn serve(
     let given = plane.given();
     let ike = plane::ike_settings(settings, given);
     let endpoint = Endpoint::new(ike, Provider::ring(), seed);
+    let (endpoint, recording) = match record {
+        None => (Recorded::new(endpoint), None),
+        Some((path, limit)) => {
+            let (recording, sink) = Recording::begin(&path, limit)?;
+            tracing::info!(path = %path.display(), limit, "everything that IKE does is recorded");
+            let program = concat!("swanherd ", env!("CARGO_PKG_VERSION"));
+            let endpoint = Recorded::recording(endpoint, crate::engine::now(), program, sink);
+            (endpoint, Some(recording))
+        }
+    };
     let (engine, control) = Engine::new(Parts {
         endpoint,
         plane: Arc::new(plane.plane),
@@ -121,6 +137,9 @@ async fn serve(
         died = &mut engine => Some(died),
     };
     if let Some(died) = died {
+        if let Some(recording) = recording {
+            recording.close();
+        }
         // Without its engine the daemon is of no use to anybody, and must not look alive.
         let reason = match died {
             Ok(()) => "it ended".to_owned(),
@@ -136,6 +155,9 @@ async fn serve(
     let engine = engine
         .await
         .map_err(|error| format!("the engine died: {error}"));
+    if let Some(recording) = recording {
+        recording.close();
+    }
     let _ = vici.await;
     if let Some(metrics) = metrics {
         let _ = metrics.await;

@@ -6,10 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use swanherd_ike::api::{Datagram, Transmit};
+use swanherd_ike::wire::ExchangeType;
 use swanherd_kernel::udp::{IkeSocket, NatTraversal, Outgoing};
 use tokio::sync::mpsc;
 
-use crate::engine::{Sender, Sent};
+use crate::engine::{DATAGRAM_QUEUE, Sender, Sent};
+
+/// Room in the queue that first messages of handshakes leave to all others, so that a flood of them
+/// costs no established SA an answer.
+const RESERVED: usize = DATAGRAM_QUEUE / 2;
 
 /// Datagrams that were dropped because the engine was behind.
 pub(crate) static DROPPED: AtomicU32 = AtomicU32::new(0);
@@ -78,16 +83,24 @@ pub(crate) fn forward(
     remote: SocketAddr,
     payload: Vec<u8>,
 ) {
-    if engine
-        .try_send(Datagram {
-            local,
-            remote,
-            payload,
-        })
-        .is_err()
+    let refused = is_first(&payload) && engine.capacity() < RESERVED;
+    if refused
+        || engine
+            .try_send(Datagram {
+                local,
+                remote,
+                payload,
+            })
+            .is_err()
     {
         DROPPED.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Whether this is an IKE_SA_INIT request, which has no SPI of a responder yet.
+fn is_first(payload: &[u8]) -> bool {
+    payload.get(8..16) == Some(&[0; 8])
+        && payload.get(18) == Some(&u8::from(ExchangeType::IkeSaInit))
 }
 
 async fn read(socket: &IkeSocket, mut take: impl FnMut(SocketAddr, SocketAddr, &[u8])) {
@@ -101,5 +114,29 @@ async fn read(socket: &IkeSocket, mut take: impl FnMut(SocketAddr, SocketAddr, &
                 tokio::task::yield_now().await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_messages_leave_half_of_the_queue_to_all_others() {
+        let (sender, mut queue) = mpsc::channel(DATAGRAM_QUEUE);
+        let addr: SocketAddr = "192.0.2.1:500".parse().unwrap();
+        let mut first = vec![0; 28];
+        first[18] = 34;
+        let mut other = first.clone();
+        other[8] = 1;
+        for _ in 0..DATAGRAM_QUEUE {
+            forward(&sender, addr, addr, first.clone());
+        }
+        assert_eq!(sender.capacity(), RESERVED - 1);
+        for _ in 0..10 {
+            forward(&sender, addr, addr, other.clone());
+        }
+        assert_eq!(sender.capacity(), RESERVED - 11);
+        assert!(queue.try_recv().is_ok());
     }
 }

@@ -9,12 +9,16 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use swanherd_config::model::Connection;
-use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaId};
+use swanherd_ipsec::plane::{Op, Outcome, PlaneError, PlaneEvent, SaId};
 use swanherd_ipsec::proposal::{ChildSuite, IkeSuite};
 use swanherd_ipsec::{Identity, TrafficSelector};
+
+use crate::credentials::Credentials;
 
 /// Both clocks at one moment: the monotonic one drives timers, the wall clock certificate validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,7 +77,7 @@ pub type Token = u64;
 pub type CommandId = u64;
 
 /// An address of this host that packets can be sent from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostAddress {
     /// The address.
     pub addr: IpAddr,
@@ -81,6 +85,43 @@ pub struct HostAddress {
     pub link: u32,
     /// Whether routes lead over that link to beyond what is directly connected to it.
     pub routed: bool,
+}
+
+/// Whatever changes an endpoint, as one value: what [`crate::endpoint::Endpoint::handle`] takes.
+#[derive(Debug)]
+pub enum Input {
+    /// A datagram has arrived on an IKE port.
+    Datagram(Datagram),
+    /// Time has passed.
+    Timeout,
+    /// The data plane has answered [`Action::Plane`].
+    Plane(Token, PlaneAnswer),
+    /// The [`Job`] of [`Action::Compute`] is done.
+    Computed(Token, Computed),
+    /// The name of [`Action::Resolve`] has these addresses.
+    Resolved(Token, Vec<IpAddr>),
+    /// The source address that [`Action::Source`] asked for; `None` without a route.
+    Source(Token, Option<IpAddr>),
+    /// The data plane reports something on its own.
+    PlaneEvent(PlaneEvent),
+    /// All addresses of this host that packets can be sent from.
+    Addresses(Vec<HostAddress>),
+    /// The host refused to send this, because it is too long.
+    TooLong(Transmit),
+    /// Load a connection, or replace the one of that name.
+    Load(ConnectionRef),
+    /// Unload a connection.
+    Unload(String),
+    /// Replace all credentials.
+    Credentials(Arc<Credentials>),
+    /// Replace the settings.
+    Settings(Box<Settings>),
+    /// An operator wants something.
+    Command(CommandId, Command),
+    /// Nobody waits for that command any more.
+    Cancel(CommandId),
+    /// Delete everything and refuse what is new.
+    Shutdown,
 }
 
 /// What the endpoint wants done.
@@ -469,7 +510,7 @@ pub struct ChildSaInfo {
 }
 
 /// Settings of an endpoint, with strongSwan's defaults; but half-open SAs are limited.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// `charon.port`.
     pub port: u16,
@@ -562,7 +603,7 @@ impl Default for Settings {
 }
 
 /// What an operator asks for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Bring up a child, or an IKE SA without children.
     Initiate {
@@ -605,7 +646,7 @@ pub enum Command {
 
 /// Names SAs by configuration names or ids; what is `None` does not restrict. If `child` or
 /// `child_id` is given, CHILD SAs are meant, else IKE SAs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selector {
     /// Connection name.
     pub ike: Option<String>,
@@ -618,6 +659,6 @@ pub struct Selector {
 }
 
 /// A shared definition; endpoints keep old ones alive for SAs that still use them.
-pub type ConnectionRef = std::sync::Arc<Connection>;
+pub type ConnectionRef = Arc<Connection>;
 
 pub use crate::compute::{Computed, Job};

@@ -12,5 +12,6 @@ pub mod compute;
 pub mod credentials;
 pub mod crypto;
 pub mod endpoint;
+pub mod record;
 mod sa;
 pub mod wire;

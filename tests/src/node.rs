@@ -41,6 +41,7 @@ pub struct Node {
     pub daemon: Daemon,
     dir: PathBuf,
     binary: Option<PathBuf>,
+    record: bool,
     child: Option<Child>,
 }
 
@@ -129,6 +130,7 @@ impl Node {
             daemon,
             dir,
             binary: None,
+            record: false,
             child: None,
         }
     }
@@ -145,6 +147,23 @@ impl Node {
     /// Runs another build of swanherd than [`swanherd_binary`].
     pub fn set_binary(&mut self, path: &Path) {
         self.binary = Some(path.to_owned());
+    }
+
+    /// Has swanherd record what it does from its next start on.
+    pub fn set_record(&mut self, record: bool) {
+        self.record = record;
+    }
+
+    /// The recording of its last run.
+    #[must_use]
+    pub fn recording(&self) -> PathBuf {
+        self.dir.join("recording")
+    }
+
+    /// Its `strongswan.conf`.
+    #[must_use]
+    pub fn settings(&self) -> PathBuf {
+        self.dir.join("strongswan.conf")
     }
 
     /// The build of swanherd that it runs.
@@ -204,6 +223,11 @@ impl Node {
                 Daemon::Charon => {
                     "mount -t tmpfs run /run && exec /usr/lib/ipsec/charon".to_owned()
                 }
+                Daemon::Swanherd if self.record => format!(
+                    "exec '{}' run --record '{}'",
+                    self.binary().display(),
+                    self.recording().display()
+                ),
                 Daemon::Swanherd => format!("exec '{}' run", self.binary().display()),
             });
         self.child = Some(

@@ -628,7 +628,15 @@ fn build_fuzz_targets() -> Result<Vec<PathBuf>, Error> {
 }
 
 /// Tests in namespaces that need no kernel but this one.
-const NETNS_TESTS: &[&str] = &["netns", "transport", "at_once", "clients", "faults"];
+const NETNS_TESTS: &[&str] = &[
+    "netns",
+    "transport",
+    "at_once",
+    "clients",
+    "faults",
+    "flood",
+    "recording",
+];
 
 /// Up to here fuzzing is a test; beyond, it is a search.
 const SHORT_FUZZ_SECONDS: u32 = 60;

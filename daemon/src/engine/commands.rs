@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use swanherd_ike::api::{Command, CommandId, IkeSaId, LogLine};
+use swanherd_ike::api::{Command, CommandId, IkeSaId, Input, LogLine};
 use swanherd_kernel::DataPlane;
 use tokio::sync::{mpsc, oneshot};
 
@@ -102,7 +102,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             failure: None,
         });
         for (id, command) in (first..).zip(commands) {
-            self.endpoint.command(now(), id, command);
+            self.endpoint.handle(now(), Input::Command(id, command));
         }
         self.finish_commands();
     }
@@ -138,7 +138,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             .partition(|waiting| waiting.reply.is_closed());
         self.waiting = open;
         for id in gone.into_iter().flat_map(|waiting| waiting.open) {
-            self.endpoint.cancel(id);
+            self.endpoint.handle(now(), Input::Cancel(id));
         }
     }
 }

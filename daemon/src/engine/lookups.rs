@@ -6,7 +6,7 @@ use std::net::{IpAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use swanherd_ike::api::{HostAddress, Token};
+use swanherd_ike::api::{HostAddress, Input, Token};
 use swanherd_kernel::DataPlane;
 use swanherd_kernel::route::{Router, source_for};
 use tokio::sync::Semaphore;
@@ -121,7 +121,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     pub(super) fn addresses_listed(&mut self, found: Option<Vec<HostAddress>>) {
         self.lookups.listing = false;
         if let Some(found) = found {
-            self.endpoint.handle_addresses(now(), &found);
+            self.endpoint.handle(now(), Input::Addresses(found));
         }
         if std::mem::take(&mut self.lookups.again) {
             self.list_addresses();

@@ -2,6 +2,7 @@
 //! The engine with an endpoint that nobody talks to, and a data plane that plays along.
 
 use swanherd_ike::crypto::Provider;
+use swanherd_ike::endpoint::Endpoint;
 use swanherd_kernel::audit::{Audit, Difference, Finding, Object, Remedy};
 use swanherd_kernel::audit::{ListedPolicy, Owner, Verdict};
 use tokio::sync::oneshot;
@@ -32,7 +33,11 @@ impl Fixture {
         let (events, plane_events) = mpsc::channel(1);
         let (datagram_sender, datagrams) = mpsc::channel(1);
         let (engine, control) = Engine::new(Parts {
-            endpoint: Endpoint::new(Settings::default(), Provider::ring(), [7; 32]),
+            endpoint: Recorded::new(Endpoint::new(
+                Settings::default(),
+                Provider::ring(),
+                [7; 32],
+            )),
             plane: Arc::clone(&plane),
             plane_events,
             sender: Silent,

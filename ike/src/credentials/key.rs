@@ -114,6 +114,8 @@ enum KeyPair {
     Rsa(Box<rs::RsaKeyPair>),
     Ecdsa(Box<rs::EcdsaKeyPair>),
     Ed25519(Box<rs::Ed25519KeyPair>),
+    /// Stands in for a key that is elsewhere.
+    Absent,
 }
 
 impl PrivateKey {
@@ -156,6 +158,14 @@ impl PrivateKey {
             return Self::rsa(&der);
         }
         Err(malformed())
+    }
+
+    /// A stand-in for the private key of `public`, for replays: it cannot sign.
+    pub(crate) fn stand_in(public: PublicKey) -> Self {
+        Self {
+            public,
+            secret: KeyPair::Absent,
+        }
     }
 
     /// Its public key.

@@ -76,6 +76,9 @@ pub enum PeerAuthError {
     /// The signature.
     #[error(transparent)]
     Signature(#[from] SignatureError),
+    /// Any of these, as a recording tells it.
+    #[error("{0}")]
+    Recorded(String),
 }
 
 impl PeerAuth {

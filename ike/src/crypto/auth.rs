@@ -84,10 +84,13 @@ pub enum SignatureError {
     /// The library failed to sign.
     #[error("signing failed")]
     Library,
+    /// Any of these, as a recording tells it.
+    #[error("{0}")]
+    Recorded(String),
 }
 
 /// A signature scheme, by what it does to the octets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum SignatureScheme {
     /// RSASSA-PKCS1-v1_5.
     RsaPkcs1(HashId),

@@ -4,7 +4,7 @@
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId, KeyExchangeId, PrfId};
 
 /// Why a cryptographic operation failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum CryptoError {
     /// This build has no such cipher or key length.
     #[error("encryption algorithm {0} with key length {1:?} is not supported")]

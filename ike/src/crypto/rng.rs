@@ -4,25 +4,36 @@
 use rand_chacha::ChaCha20Rng;
 use rand_core::{Rng as _, SeedableRng as _};
 
+use crate::record::tape::Tape;
+
 /// A ChaCha20 generator. The shell seeds it from the operating system, a simulation from a number.
-pub struct Rng(ChaCha20Rng);
+pub struct Rng {
+    generator: ChaCha20Rng,
+    tape: Tape,
+}
 
 impl Rng {
     /// A generator whose whole output follows from `seed`.
     pub fn new(seed: [u8; 32]) -> Self {
-        Self(ChaCha20Rng::from_seed(seed))
+        Self {
+            generator: ChaCha20Rng::from_seed(seed),
+            tape: Tape::default(),
+        }
     }
 
-    /// A seed for another generator, such as that of a [`crate::compute::Job`].
+    /// A seed for another generator, such as that of a [`crate::compute::Job`], or another secret:
+    /// it is never recorded.
     pub fn seed(&mut self) -> [u8; 32] {
-        let mut seed = [0; 32];
-        self.fill(&mut seed);
-        seed
+        self.tape.secret(|| {
+            let mut seed = [0; 32];
+            self.generator.fill_bytes(&mut seed);
+            seed
+        })
     }
 
     /// Fills `out`.
     pub fn fill(&mut self, out: &mut [u8]) {
-        self.0.fill_bytes(out);
+        self.tape.random(out, |out| self.generator.fill_bytes(out));
     }
 
     /// `len` random octets.
@@ -34,7 +45,9 @@ impl Rng {
 
     /// A random number.
     pub fn u64(&mut self) -> u64 {
-        self.0.next_u64()
+        let mut octets = [0; 8];
+        self.fill(&mut octets);
+        u64::from_le_bytes(octets)
     }
 
     /// A random number below `bound`, or 0 if `bound` is 0. For jitter, not for keys: the bias is
@@ -51,6 +64,16 @@ impl Rng {
                 return spi;
             }
         }
+    }
+
+    /// What records or replays this generator, and all that depends on secrets.
+    pub(crate) fn tape(&self) -> &Tape {
+        &self.tape
+    }
+
+    /// Has what this generator gives recorded or replayed from now on.
+    pub(crate) fn attach(&mut self, tape: Tape) {
+        self.tape = tape;
     }
 }
 

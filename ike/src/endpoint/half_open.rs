@@ -168,7 +168,8 @@ impl HalfOpen {
                 spi_i,
                 ..
             } = *applicant;
-            self.jar.verify(cookie, nonce, source, spi_i)
+            rng.tape()
+                .cookie_is_right(|| self.jar.verify(cookie, nonce, source, spi_i))
         });
         if wanted && !proven {
             return Admission::DemandCookie;
@@ -180,9 +181,11 @@ impl HalfOpen {
     }
 
     /// The cookie to demand.
-    pub(crate) fn cookie(&self, applicant: &Applicant<'_>) -> Vec<u8> {
-        self.jar
-            .cookie(applicant.nonce, applicant.source, applicant.spi_i)
+    pub(crate) fn cookie(&self, rng: &Rng, applicant: &Applicant<'_>) -> Vec<u8> {
+        rng.tape().cookie(|| {
+            self.jar
+                .cookie(applicant.nonce, applicant.source, applicant.spi_i)
+        })
     }
 
     fn rotate(&mut self, rng: &mut Rng, now: Instant) {
@@ -254,7 +257,7 @@ mod tests {
 
         /// Asks again with the cookie that was demanded.
         fn ask_with_cookie(&mut self, applicant: &Applicant<'_>) -> Admission {
-            let cookie = self.half_open.cookie(applicant);
+            let cookie = self.half_open.cookie(&self.rng, applicant);
             self.ask(&Applicant {
                 cookie: Some(&cookie),
                 ..*applicant
@@ -414,7 +417,7 @@ mod tests {
             ..Settings::default()
         });
         gate.fill(1, "198.51.100.1");
-        let cookie = gate.half_open.cookie(&stranger("192.0.2.1:500"));
+        let cookie = gate.half_open.cookie(&gate.rng, &stranger("192.0.2.1:500"));
         let with_cookie = |source| Applicant {
             cookie: Some(&cookie),
             ..stranger(source)
@@ -442,7 +445,7 @@ mod tests {
             gate.ask(&stranger("192.0.2.1:500")),
             Admission::DemandCookie
         );
-        let cookie = gate.half_open.cookie(&stranger("192.0.2.1:500"));
+        let cookie = gate.half_open.cookie(&gate.rng, &stranger("192.0.2.1:500"));
         let again = Applicant {
             cookie: Some(&cookie),
             ..stranger("192.0.2.1:500")
@@ -454,7 +457,7 @@ mod tests {
         assert_eq!(gate.ask(&again), Admission::DemandCookie);
 
         // The same if nobody asks in between.
-        let cookie = gate.half_open.cookie(&stranger("192.0.2.1:500"));
+        let cookie = gate.half_open.cookie(&gate.rng, &stranger("192.0.2.1:500"));
         let again = Applicant {
             cookie: Some(&cookie),
             ..stranger("192.0.2.1:500")

@@ -254,7 +254,7 @@ impl Endpoint {
         if self.is_known(now, applicant)
             || self.may_answer(now, AnswerKind::Handshake, datagram, true)
         {
-            let cookie = self.env.half_open.cookie(applicant);
+            let cookie = self.env.half_open.cookie(&self.env.rng, applicant);
             let notify = NotifyPayload::new(NotifyType::Cookie, cookie);
             self.reply(datagram, header, notify);
         }

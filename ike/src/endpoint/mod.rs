@@ -27,7 +27,7 @@ mod load;
 mod requests;
 mod roaming;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod throttle;
 mod traps;
 
@@ -44,12 +44,13 @@ use self::keep::Keep;
 use self::throttle::Throttle;
 use self::traps::Traps;
 use crate::api::{
-    Action, ChildSaId, CommandId, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, LogGroup,
-    Now, PlaneAnswer, Selector, Settings, Token,
+    Action, ChildSaId, CommandId, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, Input,
+    LogGroup, Now, PlaneAnswer, Selector, Settings, Token,
 };
 use crate::compute::Computed;
 use crate::credentials::Credentials;
 use crate::crypto::Provider;
+use crate::record::tape::Tape;
 use crate::sa::env::{Env, Pending, PendingKind};
 use crate::sa::{Answer, IkeSa, Task};
 
@@ -134,6 +135,21 @@ impl Endpoint {
             .into_iter()
             .flatten()
             .min()
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.env.settings
+    }
+
+    /// The algorithms that may be used.
+    pub fn crypto(&self) -> Provider {
+        self.env.crypto
+    }
+
+    /// Whether a connection of that name is loaded.
+    pub fn has_connection(&self, name: &str) -> bool {
+        self.env.connections.get(name).is_some()
     }
 
     /// One IKE SA.
@@ -293,6 +309,33 @@ impl Endpoint {
     }
 }
 
+// All that changes an endpoint.
+impl Endpoint {
+    /// Takes an input of any kind.
+    pub fn handle(&mut self, now: Now, input: Input) {
+        match input {
+            Input::Datagram(datagram) => self.handle_datagram(now, datagram),
+            Input::Timeout => self.handle_timeout(now),
+            Input::Plane(token, answer) => self.handle_plane(now, token, answer),
+            Input::Computed(token, computed) => self.handle_computed(now, token, computed),
+            Input::Resolved(token, addrs) => self.handle_resolved(now, token, addrs),
+            Input::Source(token, addr) => self.handle_source(now, token, addr),
+            Input::PlaneEvent(event) => self.handle_plane_event(now, event),
+            Input::Addresses(addresses) => self.handle_addresses(now, &addresses),
+            Input::TooLong(transmit) => self.handle_too_long(now, &transmit),
+            Input::Load(connection) => self.load_connection(now, connection),
+            Input::Unload(name) => {
+                self.unload_connection(now, &name);
+            }
+            Input::Credentials(credentials) => self.set_credentials(credentials),
+            Input::Settings(settings) => self.set_settings(*settings),
+            Input::Command(id, command) => self.command(now, id, command),
+            Input::Cancel(id) => self.cancel(id),
+            Input::Shutdown => self.shutdown(now),
+        }
+    }
+}
+
 // Commands; the others are in `command` and `load`.
 impl Endpoint {
     /// Replaces all credentials. Negotiations under way go on with those that they have seen.
@@ -335,6 +378,24 @@ impl Endpoint {
 }
 
 impl Endpoint {
+    /// The keys of all IKE SAs.
+    #[cfg(test)]
+    pub(crate) fn secrets(&self) -> Vec<Vec<u8>> {
+        let keys = self.sas.values().filter_map(|sa| sa.keys.as_ref());
+        keys.flat_map(|keys| {
+            [
+                &keys.d, &keys.ai, &keys.ar, &keys.ei, &keys.er, &keys.pi, &keys.pr,
+            ]
+        })
+        .map(|key| key.expose().to_vec())
+        .collect()
+    }
+
+    /// Has chance and what depends on secrets recorded, or replayed.
+    pub(crate) fn attach(&mut self, tape: Tape) {
+        self.env.rng.attach(tape);
+    }
+
     /// Lets an IKE SA work. Does nothing if there is none of that id.
     fn with<R>(&mut self, id: IkeSaId, work: impl FnOnce(&mut IkeSa, &mut Env) -> R) -> Option<R> {
         let sa = self.sas.get_mut(&id)?;

@@ -7,3 +7,5 @@ mod lifetime;
 mod rekey;
 mod transport;
 mod virtual_ip;
+
+pub(crate) use harness::{alice, bob, psk_credentials};

@@ -218,7 +218,7 @@ impl IkeSa {
         let prf = self.prf().ok_or_else(missing)?;
         Ok(LocalAuth::Ready(AuthPayload {
             method: AuthMethod::SharedKey,
-            data: shared_key(prf, &psk, octets),
+            data: env.rng.tape().auth(|| shared_key(prf, &psk, octets)),
         }))
     }
 
@@ -262,7 +262,11 @@ impl IkeSa {
                 let prf = self
                     .prf()
                     .ok_or_else(|| failed("the IKE SA has no PRF".to_owned()))?;
-                if verify_shared_key(prf, &psk, &octets, &auth.data) {
+                let right = env
+                    .rng
+                    .tape()
+                    .auth_is_right(|| verify_shared_key(prf, &psk, &octets, &auth.data));
+                if right {
                     Ok(PeerCheck::Accepted)
                 } else {
                     Err(failed(

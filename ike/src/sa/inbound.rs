@@ -60,7 +60,7 @@ impl IkeSa {
                 return;
             }
         } else if header.message_id.wrapping_add(1) == self.inbound.expected_id {
-            if self.is_last_request(datagram, &message) {
+            if self.is_last_request(env, datagram, &message) {
                 self.log(
                     env,
                     LogGroup::Ike,
@@ -164,14 +164,17 @@ impl IkeSa {
     /// Whether a message is the request that was answered last. One that is fragmented anew
     /// differs in every octet, and is known by its first fragment, if that is authentic (RFC 7383
     /// section 2.6.1).
-    fn is_last_request(&self, datagram: &Datagram, message: &Message) -> bool {
+    fn is_last_request(&self, env: &Env, datagram: &Datagram, message: &Message) -> bool {
         let id = message.header.message_id;
         if self.inbound.cached(id, &datagram.payload).is_some() {
             return true;
         }
         match (message.payloads.last(), &self.protection) {
             (Some(Payload::Skf(skf)), Some(protection)) => {
-                skf.number == 1 && protection.open_fragment(&datagram.payload, skf).is_ok()
+                skf.number == 1
+                    && protection
+                        .open_fragment(&datagram.payload, skf, env.rng.tape())
+                        .is_ok()
             }
             _ => false,
         }
@@ -187,9 +190,11 @@ impl IkeSa {
             return Ok(None);
         };
         match message.payloads.last() {
-            Some(Payload::Sk(sk)) => protection.open(&datagram.payload, sk).map(Some),
+            Some(Payload::Sk(sk)) => protection
+                .open(&datagram.payload, sk, env.rng.tape())
+                .map(Some),
             Some(Payload::Skf(skf)) => {
-                let content = protection.open_fragment(&datagram.payload, skf)?;
+                let content = protection.open_fragment(&datagram.payload, skf, env.rng.tape())?;
                 let limit = usize::try_from(env.settings.max_packet).unwrap_or(usize::MAX);
                 Ok(self.reassembly.add(&message.header, skf, content, limit)?)
             }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use swanherd_ipsec::proposal::IkeSuite;
 
 use crate::crypto::{CryptoError, IkeKeys, Opener, Rng, Sealer};
+use crate::record::tape::Tape;
 use crate::wire::{
     HEADER_LEN, Header, Message, Payload, PayloadType, SkPayload, SkfPayload, WireError,
     emit_payloads, parse_payloads,
@@ -129,15 +130,21 @@ impl Protection {
         .emit()?;
         let at = message.len().saturating_sub(room);
         let (aad, _) = message.split_at(at);
-        let sealed = self.sealer.seal(aad, plain, rng)?;
+        let tape = rng.tape().clone();
+        let sealed = tape.seal(plain, |plain| self.sealer.seal(aad, plain, rng))?;
         message.truncate(at);
         message.extend_from_slice(&sealed);
         Ok(message)
     }
 
     /// The inner payloads of an SK payload that is the last of `raw`.
-    pub(crate) fn open(&self, raw: &[u8], sk: &SkPayload) -> Result<Vec<Payload>, ProtectError> {
-        let plain = self.opener.open(sk.aad(raw), &sk.body)?;
+    pub(crate) fn open(
+        &self,
+        raw: &[u8],
+        sk: &SkPayload,
+        tape: &Tape,
+    ) -> Result<Vec<Payload>, ProtectError> {
+        let plain = tape.open(|| self.opener.open(sk.aad(raw), &sk.body))?;
         Ok(parse_payloads(sk.first, &plain)?)
     }
 
@@ -146,8 +153,9 @@ impl Protection {
         &self,
         raw: &[u8],
         skf: &SkfPayload,
+        tape: &Tape,
     ) -> Result<Vec<u8>, CryptoError> {
-        self.opener.open(skf.aad(raw), &skf.body)
+        tape.open(|| self.opener.open(skf.aad(raw), &skf.body))
     }
 }
 
@@ -318,7 +326,7 @@ mod tests {
             let Some(Payload::Skf(skf)) = message.payloads.last() else {
                 panic!("not a fragment");
             };
-            let content = bob.open_fragment(raw, skf).unwrap();
+            let content = bob.open_fragment(raw, skf, &Tape::default()).unwrap();
             assert_eq!(whole, None);
             whole = reassembly
                 .add(&message.header, skf, content, 10_000)
@@ -337,7 +345,7 @@ mod tests {
         let Some(Payload::Skf(skf)) = message.payloads.last() else {
             panic!("not a fragment");
         };
-        let content = by.open_fragment(raw, skf).unwrap();
+        let content = by.open_fragment(raw, skf, &Tape::default()).unwrap();
         reassembly.add(&message.header, skf, content, 10_000)
     }
 
@@ -433,7 +441,7 @@ mod tests {
                 let Some(Payload::Skf(skf)) = message.payloads.last() else {
                     panic!("not a fragment");
                 };
-                let content = bob.open_fragment(raw, skf).unwrap();
+                let content = bob.open_fragment(raw, skf, &Tape::default()).unwrap();
                 reassembly.add(&message.header, skf, content, 1000).is_ok()
             })
             .collect();

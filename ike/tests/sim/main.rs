@@ -27,6 +27,7 @@ mod loss;
 mod modes;
 mod names;
 mod nat;
+mod recording;
 mod rekey;
 mod reqids;
 mod roam;

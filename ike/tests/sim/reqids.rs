@@ -169,8 +169,7 @@ fn whatever_happens_no_two_children_share_a_request_id() {
                     world.terminate(ALICE, selector);
                 }
                 7 => {
-                    let now = world.now;
-                    world.hosts[ALICE].endpoint.unload_connection(now, conn);
+                    world.unload(ALICE, conn);
                     let [to_bob, to_carol, ..] = connections(variant);
                     let again = if conn == "to-bob" { to_bob } else { to_carol };
                     world.load(ALICE, &psk(), again);

@@ -141,8 +141,7 @@ fn traffic_for_nobody_is_ignored_and_counted() {
         world.plane_event(ALICE, acquire(reqid, "10.1.0.5", "10.2.0.5"));
     }
     let known = reqid(&trap(&world, "net"));
-    let now = world.now;
-    assert!(world.hosts[ALICE].endpoint.unload_connection(now, "to-bob"));
+    world.unload(ALICE, "to-bob");
     world.plane_event(ALICE, acquire(known, "10.1.0.5", "10.2.0.5"));
     world.run_for(Duration::from_secs(5));
 

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use swanherd_config::model::Connection;
 use swanherd_ike::api::{
     Action, ChildSaInfo, Command, CommandId, Counter, Datagram, Event, HostAddress, IkeSaInfo,
-    IkeState, Job, Now, Selector, Settings, Token, Transmit,
+    IkeState, Input, Job, Now, Selector, Settings, Token, Transmit,
 };
 use swanherd_ike::credentials::Credentials;
 use swanherd_ike::crypto::Provider;
 use swanherd_ike::endpoint::Endpoint;
+use swanherd_ike::record::Recorded;
 use swanherd_ike::wire::Message;
 use swanherd_ipsec::plane::{Direction, Op, PlaneEvent, SaId};
 
@@ -53,7 +54,7 @@ pub(crate) struct Host {
     pub(crate) more: Vec<IpAddr>,
     /// What the host's routing names as source towards any peer of that family.
     pub(crate) source: Option<IpAddr>,
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoint: Recorded,
     pub(crate) plane: FakePlane,
     /// Everything told, with the time.
     pub(crate) events: Vec<(Instant, Event)>,
@@ -123,6 +124,9 @@ pub(crate) struct Traffic {
     /// No SA to receive with.
     pub(crate) refused: u64,
 }
+
+/// A recording.
+pub(crate) type Lines = Arc<std::sync::Mutex<Vec<String>>>;
 
 /// Decides about one datagram.
 type Filter = Box<dyn FnMut(&Transmit) -> bool>;
@@ -199,7 +203,7 @@ impl World {
             addr: addr.parse().unwrap(),
             more: Vec::new(),
             source: Some(addr.parse().unwrap()),
-            endpoint: Endpoint::new(settings, crypto, seed),
+            endpoint: Recorded::new(Endpoint::new(settings, crypto, seed)),
             plane: FakePlane::new(first_spi),
             events: Vec::new(),
             plane_delay: 0..=2,
@@ -210,13 +214,30 @@ impl World {
         index
     }
 
+    /// Has everything recorded that a host's endpoint is told and does, from the beginning.
+    pub(crate) fn record(&mut self, host: usize) -> Lines {
+        let seed = self.rng.seed();
+        let lines = Lines::default();
+        let kept = Arc::clone(&lines);
+        let sink = move |line: String| {
+            kept.lock().unwrap().push(line);
+            true
+        };
+        let endpoint = &self.hosts[host].endpoint;
+        assert_eq!(endpoint.poll_timeout(), None, "it has been used already");
+        let endpoint = Endpoint::new(endpoint.settings().clone(), endpoint.crypto(), seed);
+        self.hosts[host].endpoint =
+            Recorded::recording(endpoint, self.now, "a test", Box::new(sink));
+        lines
+    }
+
     /// Forgets everything that a host's endpoint and data plane knew, as after a crash.
     pub(crate) fn restart(&mut self, host: usize, settings: Settings, crypto: Provider) {
         let seed = self.rng.seed();
         let first_spi = 0xd000_0000 + 0x0100_0000 * u32::try_from(host).unwrap();
         self.note(host, "restarts");
         let fresh = &mut self.hosts[host];
-        fresh.endpoint = Endpoint::new(settings, crypto, seed);
+        fresh.endpoint = Recorded::new(Endpoint::new(settings, crypto, seed));
         fresh.plane = FakePlane::new(first_spi);
         fresh.events.clear();
         self.queue.retain(|_, happening| match happening {
@@ -242,8 +263,16 @@ impl World {
     pub(crate) fn load(&mut self, host: usize, credentials: &Credentials, connection: Connection) {
         let now = self.now;
         let endpoint = &mut self.hosts[host].endpoint;
-        endpoint.set_credentials(Arc::new(credentials.clone()));
-        endpoint.load_connection(now, Arc::new(connection));
+        endpoint.handle(now, Input::Credentials(Arc::new(credentials.clone())));
+        endpoint.handle(now, Input::Load(Arc::new(connection)));
+        self.drain(host);
+    }
+
+    pub(crate) fn unload(&mut self, host: usize, connection: &str) {
+        let now = self.now;
+        let endpoint = &mut self.hosts[host].endpoint;
+        assert!(endpoint.has_connection(connection));
+        endpoint.handle(now, Input::Unload(connection.to_owned()));
         self.drain(host);
     }
 
@@ -253,7 +282,7 @@ impl World {
         let host_state = &mut self.hosts[host];
         host_state.next_command += 1;
         let id = host_state.next_command;
-        host_state.endpoint.command(now, id, command);
+        host_state.endpoint.handle(now, Input::Command(id, command));
         self.drain(host);
         id
     }
@@ -282,7 +311,7 @@ impl World {
     pub(crate) fn shutdown(&mut self, host: usize) {
         let now = self.now;
         self.note(host, "shuts down");
-        self.hosts[host].endpoint.shutdown(now);
+        self.hosts[host].endpoint.handle(now, Input::Shutdown);
         self.drain(host);
     }
 
@@ -305,24 +334,28 @@ impl World {
             state.addr = *first;
             state.more = more.to_vec();
         }
-        state.endpoint.handle_addresses(now, &told);
+        state.endpoint.handle(now, Input::Addresses(told));
         state
             .endpoint
-            .handle_plane_event(now, PlaneEvent::NetworkChanged);
+            .handle(now, Input::PlaneEvent(PlaneEvent::NetworkChanged));
         self.drain(host);
     }
 
     pub(crate) fn plane_event(&mut self, host: usize, event: PlaneEvent) {
         let now = self.now;
         self.note(host, &format!("plane event {event:?}"));
-        self.hosts[host].endpoint.handle_plane_event(now, event);
+        self.hosts[host]
+            .endpoint
+            .handle(now, Input::PlaneEvent(event));
         self.drain(host);
     }
 
     /// Hands a datagram to a host at once, whoever made it.
     pub(crate) fn inject(&mut self, host: usize, datagram: Datagram) {
         let now = self.now;
-        self.hosts[host].endpoint.handle_datagram(now, datagram);
+        self.hosts[host]
+            .endpoint
+            .handle(now, Input::Datagram(datagram));
         self.drain(host);
     }
 
@@ -390,7 +423,7 @@ impl World {
             self.happen(happening);
         } else if let Some((_, host)) = timer {
             let now = self.now;
-            self.hosts[host].endpoint.handle_timeout(now);
+            self.hosts[host].endpoint.handle(now, Input::Timeout);
             self.drain(host);
         }
         true
@@ -414,7 +447,9 @@ impl World {
         let host = match happening {
             Happening::Arrival(host, datagram) => {
                 self.note(host, &format!("<- {}", describe(&datagram.payload)));
-                self.hosts[host].endpoint.handle_datagram(now, datagram);
+                self.hosts[host]
+                    .endpoint
+                    .handle(now, Input::Datagram(datagram));
                 host
             }
             Happening::Plane(host, token, op) => {
@@ -433,21 +468,27 @@ impl World {
                         }
                     }
                 }
-                self.hosts[host].endpoint.handle_plane(now, token, answer);
+                self.hosts[host]
+                    .endpoint
+                    .handle(now, Input::Plane(token, answer));
                 host
             }
             Happening::Computed(host, token, job) => {
                 self.hosts[host]
                     .endpoint
-                    .handle_computed(now, token, job.run());
+                    .handle(now, Input::Computed(token, job.run()));
                 host
             }
             Happening::Resolved(host, token, addrs) => {
-                self.hosts[host].endpoint.handle_resolved(now, token, addrs);
+                self.hosts[host]
+                    .endpoint
+                    .handle(now, Input::Resolved(token, addrs));
                 host
             }
             Happening::Source(host, token, addr) => {
-                self.hosts[host].endpoint.handle_source(now, token, addr);
+                self.hosts[host]
+                    .endpoint
+                    .handle(now, Input::Source(token, addr));
                 host
             }
             Happening::Expire(host, id, hard) => {
@@ -558,7 +599,9 @@ impl World {
         if self.net.link_mtu.is_some_and(|mtu| packet_len > mtu) {
             let now = self.now;
             self.note(host, &format!("-x {} {text} (refused)", transmit.remote));
-            self.hosts[host].endpoint.handle_too_long(now, &transmit);
+            self.hosts[host]
+                .endpoint
+                .handle(now, Input::TooLong(transmit));
             return;
         }
         let dead = &self.net.dead;

@@ -368,7 +368,7 @@ pub(super) fn initiate(connection: &str, child: &str) -> Command {
     }
 }
 
-pub(super) fn psk_credentials(secret: &str) -> Arc<Credentials> {
+pub(crate) fn psk_credentials(secret: &str) -> Arc<Credentials> {
     let mut credentials = Credentials::new();
     credentials.add_shared(SharedSecret {
         id: Some("psk".to_owned()),
@@ -515,7 +515,7 @@ pub(super) fn connection(local: &str, remote: &str, local_id: &str, remote_id: &
 }
 
 /// What alice is configured with.
-pub(super) fn alice() -> Connection {
+pub(crate) fn alice() -> Connection {
     Connection {
         children: vec![child("net", "10.1.0.0/16", "10.2.0.0/16")],
         ..connection(ALICE, BOB, "alice.example", "bob.example")
@@ -523,7 +523,7 @@ pub(super) fn alice() -> Connection {
 }
 
 /// What bob is configured with.
-pub(super) fn bob() -> Connection {
+pub(crate) fn bob() -> Connection {
     Connection {
         children: vec![child("net", "10.2.0.0/16", "10.1.0.0/16")],
         ..connection(BOB, ALICE, "bob.example", "alice.example")
