@@ -49,6 +49,8 @@ pub(crate) struct Tunnel {
     virtual_addresses: Vec<String>,
     /// Why the last attempt of the connection failed, if it failed after the present SA came up.
     last_error: Option<LastError>,
+    /// Seconds until the next attempt to bring it up, if one is planned.
+    next_attempt_seconds: Option<u64>,
 }
 
 /// A rule for traffic in clear that is in force.
@@ -136,9 +138,26 @@ pub(crate) async fn up(args: UpDown) -> ExitCode {
             timeout_ms: millis(args.timeout),
             log_level: Some(1),
         };
-        client.initiate(&what, |line| print_log(args, &line)).await
+        match client.initiate(&what, |line| print_log(args, &line)).await {
+            Err(Error::Refused { .. }) if is_up(client, connection, child).await => {
+                put(&format!("{connection}/{child} is up\n"));
+                Ok(())
+            }
+            other => other,
+        }
     })
     .await
+}
+
+/// Whether a child carries packets.
+async fn is_up(client: &mut Client, connection: &str, child: &str) -> bool {
+    let filter = ListSas {
+        ike: Some(connection.to_owned()),
+        child: Some(child.to_owned()),
+        ..ListSas::default()
+    };
+    let sas = client.list_sas(&filter).await.unwrap_or_default();
+    tunnel(connection, child, true, &sas).state == "up"
 }
 
 /// `swanherd down`
@@ -317,16 +336,17 @@ async fn report(server: &Server) -> Result<Report, Error> {
         });
     }
     for tunnel in &mut tunnels {
-        let error = errors.get(&tunnel.connection);
-        tunnel.last_error = error
-            .filter(|error| {
-                // An SA that came up since shows that it is over.
-                let now = SystemTime::now().duration_since(UNIX_EPOCH);
-                let age = now.map_or(0, |now| now.as_secs()).saturating_sub(error.at);
-                let installed = tunnel.installed_seconds.unwrap_or(i64::MAX);
-                tunnel.state != "up" || i64::try_from(age).unwrap_or(i64::MAX) < installed
-            })
-            .cloned();
+        let Some(troubles) = errors.get(&tunnel.connection) else {
+            continue;
+        };
+        tunnel.next_attempt_seconds = troubles.next_attempt(&tunnel.child);
+        tunnel.last_error = troubles.last_error(&tunnel.child).filter(|error| {
+            // An SA that came up since shows that it is over.
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            let age = now.map_or(0, |now| now.as_secs()).saturating_sub(error.at);
+            let installed = tunnel.installed_seconds.unwrap_or(i64::MAX);
+            tunnel.state != "up" || i64::try_from(age).unwrap_or(i64::MAX) < installed
+        });
     }
     Ok(Report {
         daemon: version.daemon,
@@ -404,6 +424,7 @@ fn tunnel(connection: &str, child: &str, configured: bool, sas: &[IkeSa]) -> Tun
         trap: false,
         virtual_addresses: ike.map_or_else(Vec::new, |sa| sa.local_vips.clone()),
         last_error: None,
+        next_attempt_seconds: None,
     }
 }
 
@@ -474,10 +495,9 @@ fn print_table(report: &Report) {
         if !addresses.is_empty() && told.insert((name, addresses.clone())) {
             put(&format!("{name}: virtual address {addresses}\n"));
         }
-        if let Some(error) = &t.last_error
-            && told.insert((name, error.text.clone()))
-        {
-            put(&format!("{name}: {} ago: {}\n", error.age(), error.text));
+        let line = trouble(t);
+        if !line.is_empty() && told.insert((name, line.clone())) {
+            put(&format!("{name}/{}: {line}\n", t.child));
         }
     }
     for shunt in &report.shunts {
@@ -515,6 +535,19 @@ fn print_table(report: &Report) {
             .as_ref()
             .map_or_else(String::new, |name| format!(", {name} data plane"))
     ));
+}
+
+/// Why a tunnel failed last, and when it is tried again.
+fn trouble(tunnel: &Tunnel) -> String {
+    let error = tunnel
+        .last_error
+        .as_ref()
+        .map(|error| format!("{} ago: {}", error.age(), error.text));
+    let next = tunnel
+        .next_attempt_seconds
+        .map(|seconds| format!("next attempt in {seconds}s"));
+    let parts: Vec<_> = error.into_iter().chain(next).collect();
+    parts.join("; ")
 }
 
 /// Standard output that may be a closed pipe.

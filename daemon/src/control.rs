@@ -38,8 +38,10 @@ pub(crate) struct Snapshot {
     pub(crate) totals: Arc<BTreeMap<(String, String), Totals>>,
     /// IKE counters per connection; the empty name holds the global ones.
     pub(crate) counters: Arc<BTreeMap<String, BTreeMap<Counter, u64>>>,
-    /// Last failure per connection, with the seconds since the epoch.
+    /// Last failure of an IKE SA per connection, with the seconds since the epoch.
     pub(crate) last_errors: Arc<BTreeMap<String, (u64, String)>>,
+    /// What troubles children, by connection and child.
+    pub(crate) troubles: Arc<BTreeMap<(String, String), Trouble>>,
     /// Names of loaded credentials.
     pub(crate) credentials: Arc<CredentialNames>,
     /// Number of half-open IKE SAs.
@@ -67,6 +69,15 @@ pub(crate) struct Definitions {
     pub(crate) loaded: usize,
     /// Connections of the file that were refused, and why.
     pub(crate) refused: BTreeMap<String, String>,
+}
+
+/// What troubles a child.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// Why it failed last, with the seconds since the epoch.
+    pub(crate) error: Option<(u64, String)>,
+    /// When the next attempt to bring it up is made.
+    pub(crate) next_attempt: Option<Instant>,
 }
 
 /// Answer to someone who asked for the policies that are in force.
@@ -263,6 +274,50 @@ impl Match {
 }
 
 impl Snapshot {
+    /// Why the connection, or that child of it, failed last, with the seconds since the epoch.
+    pub(crate) fn last_error(
+        &self,
+        connection: &str,
+        child: Option<&str>,
+    ) -> Option<&(u64, String)> {
+        let of_child = child.and_then(|child| {
+            let key = (connection.to_owned(), child.to_owned());
+            self.troubles.get(&key)?.error.as_ref()
+        });
+        [self.last_errors.get(connection), of_child]
+            .into_iter()
+            .flatten()
+            .max_by_key(|(at, _)| *at)
+    }
+
+    /// How many attempts to bring up children `selector` names by name: planned ones, and those
+    /// under way for which there is no CHILD SA yet.
+    pub(crate) fn attempts(&self, selector: &Selector) -> usize {
+        if selector.child_id.is_some() {
+            return 0;
+        }
+        let fits = |want: &Option<String>, name: &str| want.as_deref().is_none_or(|w| w == name);
+        let planned = self
+            .troubles
+            .iter()
+            .filter(|((connection, child), trouble)| {
+                selector.ike_id.is_none()
+                    && trouble.next_attempt.is_some()
+                    && fits(&selector.ike, connection)
+                    && fits(&selector.child, child)
+            });
+        let Some(child) = &selector.child else {
+            return planned.count();
+        };
+        let connecting = self.ike_sas.values().filter(|sa| {
+            selector.ike_id.is_none_or(|id| id == sa.id)
+                && fits(&selector.ike, sa.connection.as_deref().unwrap_or_default())
+                && sa.wanted.contains(child)
+                && !sa.children.values().any(|one| one.name == *child)
+        });
+        planned.count() + connecting.count()
+    }
+
     /// SAs that `selector` names.
     pub(crate) fn matches(&self, selector: &Selector) -> Vec<Match> {
         let wants_child = selector.child.is_some() || selector.child_id.is_some();

@@ -31,7 +31,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::audits::Audits;
-use crate::control::{Control, CredentialNames, Request, Snapshot};
+use crate::control::{Control, CredentialNames, Request, Snapshot, Trouble};
 use crate::credentials::{CredentialStore, read_certificates};
 use crate::fitting;
 use crate::plane_task::{self, Applied, Standing};
@@ -133,6 +133,7 @@ pub(crate) struct Engine<P, S> {
     published_counters: Arc<BTreeMap<String, BTreeMap<Counter, u64>>>,
     published: Instant,
     last_errors: Arc<BTreeMap<String, (u64, String)>>,
+    troubles: Arc<BTreeMap<(String, String), Trouble>>,
     credential_names: Arc<CredentialNames>,
     waiting: Vec<Waiting>,
     next_command: CommandId,
@@ -164,6 +165,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             totals: Arc::default(),
             counters: Arc::default(),
             last_errors: Arc::default(),
+            troubles: Arc::default(),
             credentials: Arc::default(),
             half_open: 0,
             data_plane: parts.plane.kind().name(),
@@ -201,6 +203,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             published_counters: Arc::default(),
             published: now.instant,
             last_errors: Arc::default(),
+            troubles: Arc::default(),
             credential_names: Arc::default(),
             waiting: Vec::new(),
             next_command: 1,
@@ -360,6 +363,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             Request::UnloadConnection(name, reply) => {
                 let known = self.endpoint.has_connection(&name);
                 self.endpoint.handle(now(), Input::Unload(name.clone()));
+                self.drain();
+                Arc::make_mut(&mut self.last_errors).remove(&name);
+                Arc::make_mut(&mut self.troubles).retain(|(connection, _), _| *connection != name);
                 Arc::make_mut(&mut self.connections).remove(&name);
                 self.publish();
                 let _ = reply.send(if known {
@@ -568,15 +574,35 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             }
             Event::Failure {
                 connection: Some(name),
+                child,
                 text,
                 ..
             } => {
-                Arc::make_mut(&mut self.last_errors)
-                    .insert(name.clone(), (now().unix, text.clone()));
+                let error = (now().unix, text.clone());
+                match child {
+                    Some(child) => self.trouble(name, child).error = Some(error),
+                    None => {
+                        Arc::make_mut(&mut self.last_errors).insert(name.clone(), error);
+                    }
+                }
+                self.behind = true;
+            }
+            Event::NextAttempt {
+                connection,
+                child,
+                at,
+            } => {
+                self.trouble(connection, child).next_attempt = *at;
                 self.behind = true;
             }
             _ => {}
         }
+    }
+
+    fn trouble(&mut self, connection: &str, child: &str) -> &mut Trouble {
+        Arc::make_mut(&mut self.troubles)
+            .entry((connection.to_owned(), child.to_owned()))
+            .or_default()
     }
 
     /// Whether something has changed since the last publication.
@@ -613,6 +639,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             totals: self.accounting.totals(),
             counters: Arc::clone(&self.published_counters),
             last_errors: Arc::clone(&self.last_errors),
+            troubles: Arc::clone(&self.troubles),
             credentials: Arc::clone(&self.credential_names),
             half_open: self.endpoint.half_open(),
             data_plane: self.plane.kind().name(),

@@ -208,10 +208,21 @@ pub enum Event {
     Failure {
         /// Connection, if known by then.
         connection: Option<String>,
+        /// Child of it, if it is not about the IKE SA.
+        child: Option<String>,
         /// Why, as a metric label.
         reason: FailureReason,
         /// Why, for people.
         text: String,
+    },
+    /// When the next attempt to bring up a child is made has changed.
+    NextAttempt {
+        /// Connection.
+        connection: String,
+        /// Child.
+        child: String,
+        /// When; `None` if none is planned any more.
+        at: Option<Instant>,
     },
     /// One of the per-connection counters went up.
     Counter {
@@ -362,6 +373,10 @@ pub enum FailureReason {
     Unsupported,
     /// Limits of this host.
     Resources,
+    /// Another IKE SA with the same peer took its place.
+    Replaced,
+    /// Two hosts claim one identity.
+    IdentityConflict,
 }
 
 /// Why a message was dropped.
@@ -466,6 +481,9 @@ pub struct IkeSaInfo {
     pub tasks_active: Vec<&'static str>,
     /// VICI's names of what the peer has started.
     pub tasks_passive: Vec<&'static str>,
+    /// Names of the children that are to be made, the one that is being made along with the IKE SA
+    /// included.
+    pub wanted: Vec<String>,
     /// Children, by id.
     pub children: BTreeMap<ChildSaId, ChildSaInfo>,
 }
@@ -620,6 +638,11 @@ pub enum Command {
         selector: Selector,
         /// Do not wait for the peer's answer to the delete of an IKE SA.
         force: bool,
+    },
+    /// Give up the attempts to bring up what matches by name; what is up stays. Never fails.
+    Abandon {
+        /// What.
+        selector: Selector,
     },
     /// Install the trap of a child, or its policies if it is a shunt.
     Install {

@@ -146,6 +146,51 @@ pub struct LastError {
     pub text: String,
 }
 
+/// What troubles a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Troubles {
+    /// When an IKE SA of it failed last, in seconds since the epoch; 0 if none did.
+    pub at: u64,
+    /// Why.
+    pub text: String,
+    /// What troubles its children, by name.
+    pub children: BTreeMap<String, ChildTrouble>,
+}
+
+/// What troubles a child.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct ChildTrouble {
+    /// When it failed last, in seconds since the epoch; 0 if it did not.
+    pub at: u64,
+    /// Why.
+    pub text: String,
+    /// Seconds until the next attempt to bring it up.
+    pub next_attempt: Option<u64>,
+}
+
+impl Troubles {
+    /// Why `child` is down: its own last error, or the one of its IKE SA if that is younger.
+    pub fn last_error(&self, child: &str) -> Option<LastError> {
+        let own = self.children.get(child).map(|one| (one.at, &one.text));
+        let (at, text) = [Some((self.at, &self.text)), own]
+            .into_iter()
+            .flatten()
+            .filter(|(at, _)| *at != 0)
+            .max_by_key(|(at, _)| *at)?;
+        Some(LastError {
+            at,
+            text: text.clone(),
+        })
+    }
+
+    /// Seconds until the next attempt to bring up `child`, if one is planned.
+    pub fn next_attempt(&self, child: &str) -> Option<u64> {
+        self.children.get(child)?.next_attempt
+    }
+}
+
 impl LastError {
     /// How long ago that was by the clock of this host, such as `5m`.
     pub fn age(&self) -> String {
@@ -162,11 +207,12 @@ impl LastError {
 }
 
 impl Client {
-    /// `list-last-errors`: the last error of each connection that had one. Of swanherd only.
+    /// `list-last-errors`: the last errors of each connection that had one, or of its children, and
+    /// when the next attempts are made. Of swanherd only.
     ///
     /// # Errors
     /// See [`Client::call`]; [`Error::UnknownEvent`] from other daemons.
-    pub async fn last_errors(&mut self) -> Result<BTreeMap<String, LastError>, Error> {
+    pub async fn last_errors(&mut self) -> Result<BTreeMap<String, Troubles>, Error> {
         let listed = self
             .list("list-last-errors", "list-last-error", Message::new())
             .await?;

@@ -34,7 +34,13 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             self.publish();
         }
         let snapshot = self.control.snapshot();
+        let mut attempts = 0_u32;
         let (commands, connection, matches) = match command {
+            Command::Abandon { selector } => {
+                let matches = snapshot.attempts(&selector);
+                attempts = u32::try_from(matches).unwrap_or(u32::MAX);
+                (vec![Command::Abandon { selector }], None, Vec::new())
+            }
             Command::Install {
                 ref connection,
                 ref child,
@@ -68,13 +74,19 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             }
             Command::Terminate { selector, force } => {
                 let matches = snapshot.matches(&selector);
-                let each = matches
+                let mut each: Vec<Command> = matches
                     .iter()
                     .map(|found| Command::Terminate {
                         selector: found.selector(),
                         force,
                     })
                     .collect();
+                // First of all, lest the end of one attempt be the beginning of another.
+                let planned = snapshot.attempts(&selector);
+                if planned > 0 {
+                    attempts = u32::try_from(planned).unwrap_or(u32::MAX);
+                    each.insert(0, Command::Abandon { selector });
+                }
                 (each, None, matches)
             }
             Command::Rekey { selector, reauth } => {
@@ -96,7 +108,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             log,
             ike_sas: matches.iter().map(|found| found.ike).collect(),
             connection,
-            matches: u32::try_from(matches.len()).unwrap_or(u32::MAX),
+            matches: u32::try_from(matches.len())
+                .unwrap_or(u32::MAX)
+                .saturating_add(attempts),
             open: (first..self.next_command).collect(),
             done: 0,
             failure: None,

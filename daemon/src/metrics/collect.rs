@@ -24,7 +24,7 @@ const STATES: [(IkeState, &str); 7] = [
     (IkeState::Destroying, "destroying"),
 ];
 
-const FAILURES: [(FailureReason, &str); 17] = [
+const FAILURES: [(FailureReason, &str); 19] = [
     (FailureReason::Timeout, "timeout"),
     (FailureReason::IkeProposalMismatch, "ike_proposal_mismatch"),
     (
@@ -45,6 +45,8 @@ const FAILURES: [(FailureReason, &str); 17] = [
     (FailureReason::Unreachable, "unreachable"),
     (FailureReason::Unsupported, "unsupported"),
     (FailureReason::Resources, "resources"),
+    (FailureReason::Replaced, "replaced"),
+    (FailureReason::IdentityConflict, "identity_conflict"),
 ];
 
 const DROPS: [(DropReason, &str); 6] = [
@@ -91,7 +93,20 @@ pub(super) fn collect(
         Some("seconds"),
         "When an attempt of the connection last failed, in seconds since the epoch.",
     );
-    for (connection, (when, _)) in snapshot.last_errors.iter() {
+    let mut last: BTreeMap<&String, u64> = BTreeMap::new();
+    let of_children = snapshot
+        .troubles
+        .iter()
+        .filter_map(|((connection, _), trouble)| Some((connection, trouble.error.as_ref()?.0)));
+    let of_connections = snapshot
+        .last_errors
+        .iter()
+        .map(|(name, (at, _))| (name, *at));
+    for (connection, at) in of_connections.chain(of_children) {
+        let latest = last.entry(connection).or_default();
+        *latest = at.max(*latest);
+    }
+    for (connection, when) in last {
         errors.sample(&[("connection", connection)], when);
     }
     data_plane(&mut out, snapshot);

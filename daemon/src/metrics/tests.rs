@@ -361,6 +361,7 @@ fn snapshot() -> Snapshot {
                 BTreeMap::from([(timeout, 3), (coalesced, 8)]),
             ),
         ])),
+        troubles: Arc::default(),
         last_errors: Arc::new(BTreeMap::from([(
             "gw".to_owned(),
             (1_700_000_000, "no answer".to_owned()),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Every command, by name.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use swanherd_config::listing::list_conn;
@@ -136,11 +137,35 @@ async fn list_sas(control: Control, args: &Message, emitter: Emitter) -> Message
     Message::new()
 }
 
-/// Why connections failed last.
+/// Why connections and their children failed last, and when the next attempts are made.
 async fn list_last_errors(control: &Control, emitter: &Emitter) -> Message {
-    for (connection, (at, text)) in control.snapshot().last_errors.iter() {
-        let section = Message::new().with("at", at.to_string()).with("text", text);
-        let event = Message::new().with_section(printable(connection), section);
+    let snapshot = control.snapshot();
+    let mut names: BTreeSet<&String> = snapshot.last_errors.keys().collect();
+    names.extend(snapshot.troubles.keys().map(|(connection, _)| connection));
+    let now = Instant::now();
+    let with_error = |section: Message, error: Option<&(u64, String)>| match error {
+        Some((at, text)) => section.with("at", at.to_string()).with("text", text),
+        None => section,
+    };
+    for name in names {
+        let mut children = Message::new();
+        let of_connection = snapshot
+            .troubles
+            .range((name.clone(), String::new())..)
+            .take_while(|((connection, _), _)| connection == name);
+        for ((_, child), trouble) in of_connection {
+            let mut section = with_error(Message::new(), trouble.error.as_ref());
+            if let Some(at) = trouble.next_attempt {
+                let left = at.saturating_duration_since(now).as_millis().div_ceil(1000);
+                section.push_display("next-attempt", left);
+            }
+            if trouble.error.is_some() || trouble.next_attempt.is_some() {
+                children.push_section(printable(child), section);
+            }
+        }
+        let section = with_error(Message::new(), snapshot.last_errors.get(name))
+            .with_section("children", children);
+        let event = Message::new().with_section(printable(name), section);
         emitter.emit("list-last-error", event).await;
     }
     Message::new()

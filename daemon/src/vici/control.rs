@@ -62,7 +62,7 @@ pub(super) async fn initiate(control: Control, args: &Message, emitter: Emitter)
         // The endpoint speaks VICI's words, which leave out why.
         Ended::Done(reply) => match reply.result {
             Ok(()) => success(),
-            Err(text) => match control.snapshot().last_errors.get(&connection) {
+            Err(text) => match control.snapshot().last_error(&connection, child) {
                 Some((at, reason)) if *at >= begun => failure(text).with("reason", reason),
                 _ => failure(text),
             },
@@ -80,7 +80,12 @@ pub(super) async fn terminate(control: Control, args: &Message, emitter: Emitter
     let Some(selector) = selector(args) else {
         return failure("missing terminate selector");
     };
-    let matches = control.snapshot().matches(&selector).len();
+    // What is only on its way, or waits for its next attempt, is taken down as well.
+    let count = || {
+        let snapshot = control.snapshot();
+        snapshot.matches(&selector).len() + snapshot.attempts(&selector)
+    };
+    let matches = count();
     let answer = |terminated: usize| {
         let text = match (terminated, matches) {
             (_, 0) => "no matching SAs to terminate found",
@@ -124,10 +129,7 @@ pub(super) async fn terminate(control: Control, args: &Message, emitter: Emitter
             answer((ended as usize + vanished).min(matches))
         }
         Ended::NotWaited => answer(matches),
-        Ended::TimedOut(_) => {
-            let left = control.snapshot().matches(&selector).len();
-            answer(matches.saturating_sub(left))
-        }
+        Ended::TimedOut(_) => answer(matches.saturating_sub(count())),
         Ended::ShuttingDown => failure(SHUTTING_DOWN),
     }
 }

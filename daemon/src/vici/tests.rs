@@ -209,6 +209,7 @@ fn snapshot() -> Snapshot {
         totals: Arc::default(),
         counters: Arc::default(),
         last_errors: Arc::default(),
+        troubles: Arc::default(),
         credentials: Arc::default(),
         half_open: 0,
         data_plane: "tun",
@@ -323,6 +324,7 @@ fn established() -> IkeSaInfo {
         tasks_queued: Vec::new(),
         tasks_active: Vec::new(),
         tasks_passive: Vec::new(),
+        wanted: Vec::new(),
         children: BTreeMap::from([(1, net), (2, net2)]),
     }
 }

@@ -84,7 +84,7 @@ impl Endpoint {
         if there || self.holds_off(now.instant, connection) {
             return AcquireFate::Coalesced;
         }
-        self.keep.forget(connection, Some(child));
+        self.keep.unplan(connection, child);
         self.negotiate(now, &conn, index, packet, peer);
         AcquireFate::Started
     }

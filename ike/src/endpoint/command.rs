@@ -46,6 +46,11 @@ impl Endpoint {
             Command::Terminate { selector, force } => {
                 self.terminate_command(now, id, &selector, force)
             }
+            Command::Abandon { selector } => {
+                self.abandon(now, &selector);
+                self.done_when_settled(id, Ok(()));
+                Ok(Progress::Waiting)
+            }
             Command::Install { connection, child } => {
                 self.install_command(now, id, connection.as_deref(), child)
             }
@@ -321,6 +326,7 @@ impl Endpoint {
         let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], conn.remote_port));
         let mut sa = Box::new(IkeSa::new(id, true, unspecified, nowhere, now));
         sa.supersedes = supersedes;
+        sa.restores = supersedes.is_some();
         sa.attempt = self.keep.attempt(&conn.name);
         sa.target = peer;
         if let Some(old) = supersedes.and_then(|old| self.sas.get(&old)) {
@@ -344,8 +350,13 @@ impl Endpoint {
         if *selector == Selector::default() {
             return Err("missing terminate selector".to_owned());
         }
+        let abandoned = self.abandon(now, selector);
         let matches = self.matches(selector);
         let Some(&first) = matches.first() else {
+            if abandoned {
+                self.done_when_settled(id, Ok(()));
+                return Ok(Progress::Waiting);
+            }
             return Err("no matching SAs to terminate found".to_owned());
         };
         for found in &matches {
@@ -357,6 +368,12 @@ impl Endpoint {
                 self.keep.forget(&name, child.as_deref());
             }
             self.with(found.ike, |sa, env| match found.child {
+                // The only one that it is set up for.
+                Some(child) if sa.is_connecting() && sa.wanted().count() <= 1 => {
+                    sa.take_down(env, now, child);
+                    sa.farewell(env, now);
+                    sa.end(env, FailureReason::LocalDeleted, "terminated".to_owned());
+                }
                 Some(child) => sa.take_down(env, now, child),
                 None if force || matches!(sa.state, IkeState::Created | IkeState::Connecting) => {
                     sa.farewell(env, now);

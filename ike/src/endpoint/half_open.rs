@@ -93,6 +93,11 @@ impl HalfOpen {
         self.total
     }
 
+    /// How many come from `addr`.
+    pub(crate) fn of(&self, addr: IpAddr) -> u32 {
+        self.per_address.get(&addr).copied().unwrap_or(0)
+    }
+
     /// Counts one from `addr`.
     pub(crate) fn add(&mut self, addr: IpAddr) {
         self.total += 1;

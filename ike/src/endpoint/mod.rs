@@ -14,6 +14,7 @@
 //! What an IKE SA wants of the endpoint (take over a rekeyed SA, run a uniqueness policy, bring a
 //! child up again) it leaves there as a request, which is served before the call returns.
 
+mod abandon;
 mod acquire;
 mod command;
 pub(crate) mod connections;
@@ -30,6 +31,7 @@ mod roaming;
 pub(crate) mod tests;
 mod throttle;
 mod traps;
+mod twins;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -43,6 +45,7 @@ use self::farewell::Farewells;
 use self::keep::Keep;
 use self::throttle::Throttle;
 use self::traps::Traps;
+use self::twins::Twins;
 use crate::api::{
     Action, ChildSaId, CommandId, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, Input,
     LogGroup, Now, PlaneAnswer, Selector, Settings, Token,
@@ -85,6 +88,7 @@ pub struct Endpoint {
     answered: Token,
     keep: Keep,
     traps: Traps,
+    twins: Twins,
     /// When an attempt to set up an SA of a connection last failed.
     failures: BTreeMap<String, Instant>,
     strangers: Strangers,
@@ -120,6 +124,7 @@ impl Endpoint {
             answered: 0,
             keep: Keep::default(),
             traps: Traps::default(),
+            twins: Twins::default(),
             failures: BTreeMap::new(),
             strangers: Strangers::default(),
             throttle: Throttle::default(),
@@ -131,7 +136,7 @@ impl Endpoint {
     /// When [`Self::handle_timeout`] is to be called at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let sa = self.deadlines.first().map(|(at, _)| *at);
-        [sa, self.keep.next(), self.traps.next()]
+        [sa, self.keep.next(), self.traps.next(), self.twins.next()]
             .into_iter()
             .flatten()
             .min()
@@ -223,6 +228,7 @@ impl Endpoint {
         }
         self.serve_keep(now);
         self.serve_traps(now);
+        self.serve_twins(now);
         self.settle(now);
     }
 
@@ -448,6 +454,9 @@ impl Endpoint {
                 }
             }
             if self.env.requests.is_empty() && self.touched.is_empty() {
+                for news in self.keep.news() {
+                    self.event(news);
+                }
                 if !self.waiters.is_empty() {
                     self.check_down();
                     self.check_traps();
@@ -516,23 +525,15 @@ impl Endpoint {
                 self.init_requests.remove(&key);
             }
         }
-        let key = (sa.local_id.clone(), sa.remote_id.clone());
-        if let Some(set) = self.env.by_identities.get_mut(&key) {
-            set.remove(&id);
-            if set.is_empty() {
-                self.env.by_identities.remove(&key);
-            }
-        }
+        self.env.rivals.release(&sa.identities(), id);
         if !sa.announced
             && sa.initiator
             && let Some(conn) = &sa.conn
         {
             self.note_failure(now.instant, &conn.name);
+            self.keep.turn(&conn.name, sa.attempt);
         }
-        // Whoever sent us elsewhere keeps us until we get there.
-        if let Some(old) = sa.supersedes.filter(|_| sa.redirection.to.is_none()) {
-            self.with(old, |sa, env| sa.retry_reauth(env, now));
-        }
+        self.taken_over(now, &sa);
         self.ike_is_gone(&sa);
         if !sa.announced && !sa.initiator && !self.stopping {
             self.env.log(

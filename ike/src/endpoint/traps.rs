@@ -163,6 +163,7 @@ impl Endpoint {
                 .count(Some(name.0.clone()), Counter::Failure(reason));
             self.env.event(Event::Failure {
                 connection: Some(name.0),
+                child: Some(name.1),
                 reason,
                 text,
             });

@@ -218,12 +218,27 @@ fn told(event: &Event) -> Option<String> {
         },
         Event::Failure {
             connection,
+            child,
             reason,
             text,
         } => {
-            let whose = connection.as_deref().unwrap_or("no connection");
+            let mut whose = connection
+                .clone()
+                .unwrap_or_else(|| "no connection".to_owned());
+            if let Some(child) = child {
+                whose.push_str(", child ");
+                whose.push_str(child);
+            }
             format!("  failure of {whose} ({reason:?}): {text}")
         }
+        Event::NextAttempt {
+            connection,
+            child,
+            at,
+        } => match at {
+            Some(_) => format!("  next attempt for {connection}, child {child}, is planned"),
+            None => format!("  no attempt for {connection}, child {child}, is planned any more"),
+        },
         Event::Counter { .. } | Event::Changed(_) | Event::Gone(_) => return None,
     })
 }

@@ -69,12 +69,23 @@ fn event(event: &Event, origin: Instant) -> Value {
         Event::CommandDone { id, result } => json!({"command_done": {"id": id, "result": result}}),
         Event::Failure {
             connection,
+            child,
             reason,
             text,
         } => json!({"failure": {
             "connection": connection,
+            "child": child,
             "reason": format!("{reason:?}"),
             "text": text,
+        }}),
+        Event::NextAttempt {
+            connection,
+            child,
+            at,
+        } => json!({"next_attempt": {
+            "connection": connection,
+            "child": child,
+            "at": nanos(*at, origin),
         }}),
         Event::Counter {
             connection,
@@ -116,6 +127,7 @@ fn ike_sa(sa: &IkeSaInfo, origin: Instant) -> Value {
         tasks_queued,
         tasks_active,
         tasks_passive,
+        wanted,
         children,
     } = sa;
     let children: Vec<Value> = children
@@ -144,6 +156,7 @@ fn ike_sa(sa: &IkeSaInfo, origin: Instant) -> Value {
         "tasks_queued": tasks_queued,
         "tasks_active": tasks_active,
         "tasks_passive": tasks_passive,
+        "wanted": wanted,
         "children": children,
     })
 }

@@ -69,6 +69,8 @@ pub(crate) struct ChildSa {
     pub(crate) expired: bool,
     /// Somebody on this side wants it down.
     pub(crate) taken_down: bool,
+    /// The data plane refused to put it to use.
+    pub(crate) refused: bool,
     /// When the last of a replaced SA is removed.
     pub(crate) remove_at: Option<Instant>,
     /// The SA that this one replaces.
@@ -334,6 +336,7 @@ impl IkeSa {
             use_at: None,
             expired: false,
             taken_down: false,
+            refused: false,
             remove_at: None,
             replaces,
             replaced_by: None,

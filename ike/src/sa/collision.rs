@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use swanherd_config::model::Action as CloseAction;
+
 use super::child::{ChildSa, EXPIRED_LIMIT, PEER_DELETE_LIMIT};
 use super::create_child::{Creating, Negotiation};
 use super::env::{Env, Request};
@@ -344,8 +346,9 @@ impl IkeSa {
     }
 
     /// A child is gone that nobody wanted gone: it is made anew unless another of its kind is left.
-    pub(super) fn make_good(&self, env: &mut Env, lost: &ChildSa) {
-        if lost.taken_down || !(lost.redundant || lost.expired) {
+    /// `close` is what `close_action` says, if it was the peer who deleted it.
+    pub(super) fn make_good(&self, env: &mut Env, lost: &ChildSa, close: Option<CloseAction>) {
+        if lost.taken_down {
             return;
         }
         let left = self.children.values().any(|child| {
@@ -357,17 +360,30 @@ impl IkeSa {
         if left {
             return;
         }
+        let (connection, cfg) = (lost.conn.name.clone(), lost.cfg());
         // Whoever brought it up, by hand too, has not taken it down; strongSwan makes a new one
         // after a hard limit whatever the actions are.
-        let (connection, cfg) = (lost.conn.name.clone(), lost.cfg());
+        let ours = close.is_none() || lost.redundant || lost.expired;
+        let close = close.unwrap_or_default();
+        // Where both sides bring it up again, they should not do so at the same moment.
+        let after = if ours || self.initiator {
+            Duration::ZERO
+        } else {
+            Duration::from_millis(1_000 + env.rng.below(1_000))
+        };
         env.request(Request::Restart {
             connection: connection.clone(),
             child: cfg.name.clone(),
-            after: Duration::ZERO,
-            cause: Cause::Lost,
+            after,
+            cause: match (lost.refused, lost.expired) {
+                (true, _) => Cause::Failed,
+                (false, true) => Cause::Expired,
+                (false, false) => Cause::Lost,
+            },
+            insist: ours || close.start,
         });
         let actions = [cfg.start_action, cfg.dpd_action, cfg.close_action];
-        if actions.iter().any(|action| action.trap) {
+        if close.trap || ours && actions.iter().any(|action| action.trap) {
             env.request(Request::Trap {
                 connection,
                 child: cfg.name.clone(),

@@ -620,6 +620,7 @@ impl IkeSa {
         );
         env.event(Event::Failure {
             connection: Some(connection),
+            child: Some(name),
             reason: failure.reason,
             text: format!("rekeying failed: {}", failure.text),
         });

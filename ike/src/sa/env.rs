@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What all IKE SAs of an endpoint share, handed to each of them while it works.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use swanherd_ipsec::Identity;
 use swanherd_ipsec::plane::{Op, Outcome, SaId};
 
 use super::IkeSa;
 use super::policies::PolicyBook;
+use super::rivals::Rivals;
 use super::standby::Standbys;
 use crate::api::{
     Action, ChildSaId, Counter, Event, FailureReason, HostAddress, IkeSaId, LogGroup, LogLine,
@@ -94,6 +94,8 @@ pub(crate) enum Request {
         reason: FailureReason,
         /// Why, for people.
         text: String,
+        /// It was up before, and is to be up again whatever its actions say.
+        insist: bool,
     },
     /// Bring up a child again after a loss; `after` lets something else happen first.
     Restart {
@@ -105,6 +107,9 @@ pub(crate) enum Request {
         after: Duration,
         /// Why.
         cause: Cause,
+        /// Whether its actions, or whoever brought it up, want it to be up again. Those with a
+        /// start action are brought up again in any case.
+        insist: bool,
     },
     /// Install the trap of a child after a loss.
     Trap {
@@ -117,9 +122,11 @@ pub(crate) enum Request {
     ReplaceOthers {
         /// The new one.
         keep: IkeSaId,
-        /// Only because of INITIAL_CONTACT.
+        /// It said INITIAL_CONTACT.
         initial_contact: bool,
     },
+    /// See whether the peer of an IKE SA lives.
+    Probe(IkeSaId),
     /// The outbound SA of a child has been put to use.
     InUse {
         /// Where.
@@ -167,7 +174,7 @@ pub(crate) struct Env {
     /// Inbound and outbound SAs of children.
     pub(crate) by_sa: BTreeMap<SaId, (IkeSaId, ChildSaId)>,
     /// Established IKE SAs by own and peer's identity.
-    pub(crate) by_identities: BTreeMap<(Identity, Identity), BTreeSet<IkeSaId>>,
+    pub(crate) rivals: Rivals,
     /// Addresses of this host that can be used; none if nobody told.
     pub(crate) hosts: BTreeMap<IpAddr, HostAddress>,
     /// Virtual addresses that peers are given.
@@ -204,7 +211,7 @@ impl Env {
             half_open,
             spis: BTreeMap::new(),
             by_sa: BTreeMap::new(),
-            by_identities: BTreeMap::new(),
+            rivals: Rivals::default(),
             hosts: BTreeMap::new(),
             #[cfg(test)]
             given: None,

@@ -343,7 +343,7 @@ impl IkeSa {
         let (local, remote) = path;
         let same_host = self.remote.ip() == remote.ip();
         let follows = !self.nat.local && (self.nat.remote || (same_host && self.nat.supported));
-        if !follows && !(setting_up && !self.initiator) {
+        if !follows && (!setting_up || self.initiator) {
             return;
         }
         if !setting_up {

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! INFORMATIONAL exchanges: deletion and liveness (RFC 7296 sections 1.4 and 2.4).
 
-use std::time::Duration;
-
 use swanherd_ipsec::ProtocolId;
 
-use super::env::{Env, Request};
-use super::lifecycle::DELETE_LIMIT;
+use super::env::Env;
+use super::initiator_auth::auth_lifetime;
+use super::lifecycle::{CLEANUP_LIMIT, DELETE_LIMIT};
 use super::timers::Timer;
-use super::{Active, IkeSa};
+use super::{Active, IkeSa, Task};
 use crate::api::{ChildSaId, ChildState, FailureReason, IkeState, LogGroup, Now};
-use crate::endpoint::keep::Cause;
 use crate::wire::{DeletePayload, ExchangeType, NotifyType, Payload};
 
 impl IkeSa {
@@ -35,6 +33,15 @@ impl IkeSa {
                     if notify.notify_type == NotifyType::AuthenticationFailed =>
                 {
                     failure = Some(notify.notify_type);
+                }
+                Payload::Notify(notify)
+                    if notify.notify_type == NotifyType::AuthLifetime
+                        && self.initiator
+                        && self.state == IkeState::Established =>
+                {
+                    if let Some(lifetime) = auth_lifetime(notify) {
+                        self.limit_authentication(env, now, lifetime);
+                    }
                 }
                 _ => {}
             }
@@ -73,7 +80,12 @@ impl IkeSa {
             1,
             format!("{} deleted the IKE_SA", self.peer_text()),
         );
-        let ours = matches!(self.active, Active::DeletingIke) && self.state == IkeState::Deleting;
+        let queued = self
+            .queue
+            .iter()
+            .any(|task| matches!(task, Task::DeleteIke));
+        let ours = queued
+            || matches!(self.active, Active::DeletingIke) && self.state == IkeState::Deleting;
         let reason = if ours {
             FailureReason::LocalDeleted
         } else {
@@ -103,7 +115,6 @@ impl IkeSa {
         let (id, own, state) = (child.id, child.spi_in, child.state);
         let (successor, name) = (child.replaced_by, child.cfg().name.clone());
         let close = child.cfg().close_action;
-        let conn = child.conn.name.clone();
         if matches!(self.active, Active::DeletingChild(deleting) if deleting == id) {
             // Both sides delete it; each answers without SPI (RFC 7296 section 1.4.1).
             return None;
@@ -130,25 +141,8 @@ impl IkeSa {
         }
         let announced = self.children.get(&id).is_some_and(|child| child.announced);
         let closed = self.close_child(env, id);
-        if !announced {
-            if let Some(closed) = closed.filter(|closed| closed.redundant) {
-                self.make_good(env, &closed);
-            }
-            return Some(own);
-        }
-        if close.start {
-            env.request(Request::Restart {
-                connection: conn.clone(),
-                child: name.clone(),
-                after: Duration::ZERO,
-                cause: Cause::Lost,
-            });
-        }
-        if close.trap {
-            env.request(Request::Trap {
-                connection: conn,
-                child: name,
-            });
+        if let Some(closed) = closed.filter(|closed| announced || closed.redundant) {
+            self.make_good(env, &closed, Some(close));
         }
         Some(own)
     }
@@ -200,7 +194,7 @@ impl IkeSa {
             return;
         }
         if let Some(closed) = self.close_child(env, id) {
-            self.make_good(env, &closed);
+            self.make_good(env, &closed, None);
         }
     }
 
@@ -228,13 +222,19 @@ impl IkeSa {
         self.queue.clear();
         // Nobody waits for the end of an SA that is replaced, but a peer that misses it keeps it.
         if self.state != IkeState::Rekeyed && !self.redundant {
-            self.timers.set(Timer::Delete, now.instant + DELETE_LIMIT);
+            let limit = if self.replaced {
+                CLEANUP_LIMIT
+            } else {
+                DELETE_LIMIT
+            };
+            self.timers.set(Timer::Delete, now.instant + limit);
         }
         self.changed(env);
     }
 
     /// The peer has confirmed that the IKE SA is deleted.
-    pub(crate) fn ike_delete_answered(&mut self, env: &mut Env, _now: Now) {
+    pub(crate) fn ike_delete_answered(&mut self, env: &mut Env, now: Now) {
+        self.is_alive_after_all(env, now);
         self.log(env, LogGroup::Ike, 1, "IKE_SA is deleted");
         self.end(env, FailureReason::LocalDeleted, "deleted".to_owned());
     }

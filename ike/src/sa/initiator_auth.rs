@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Setting up an IKE SA from this side: IKE_AUTH (RFC 7296 sections 1.2, 2.15 and 2.16).
 
+use std::time::Duration;
+
 use swanherd_config::model::{Childless, Unique};
 use swanherd_ipsec::Secret;
 use swanherd_ipsec::plane::Outcome;
@@ -16,7 +18,7 @@ use super::{Active, Answer, IkeSa, Task};
 use crate::api::{ChildSaId, ConnectionRef, Counter, Event, FailureReason, LogGroup, Now, Token};
 use crate::compute::Computed;
 use crate::crypto::ChildKeys;
-use crate::wire::{AuthPayload, ExchangeType, NotifyType, Payload};
+use crate::wire::{AuthPayload, ExchangeType, NotifyPayload, NotifyType, Payload};
 
 impl IkeSa {
     pub(super) fn prepare_auth(&mut self, env: &mut Env, now: Now, agreed: Agreed) {
@@ -76,6 +78,7 @@ impl IkeSa {
         let mut spi = None;
         if let Some((conn, index, packet)) = first {
             self.queue.pop_front();
+            self.first_child = Some((conn.clone(), index, packet));
             match self.new_child(env, &conn, index, None) {
                 Ok(id) => {
                     if let Some(made) = self.children.get_mut(&id) {
@@ -122,9 +125,15 @@ impl IkeSa {
         };
         let mut payloads = vec![Payload::IdI(self.local_id.clone())];
         payloads.extend(certs);
-        let alone = !env
-            .by_identities
-            .contains_key(&(self.local_id.clone(), self.remote_id.clone()));
+        // A peer that is calling at this moment has, or will have, another IKE SA, and so may one
+        // whose identity is not known yet.
+        let alone = env
+            .rivals
+            .others(&self.identities(), self.id)
+            .next()
+            .is_none()
+            && env.half_open.of(self.remote.ip()) == 0
+            && !self.remote_id.is_any();
         if alone && self.supersedes.is_none() && conn.unique != Unique::Never {
             payloads.push(notify(NotifyType::InitialContact));
         }
@@ -263,6 +272,7 @@ impl IkeSa {
         payloads: &[Payload],
     ) {
         self.read_auth_notifies(env, payloads);
+        self.first_child = None;
         if let Some(gateway) = self.redirect_of(payloads) {
             self.redirected_in_auth(env, now, &wait, gateway);
             return;
@@ -381,18 +391,7 @@ impl IkeSa {
                 NotifyType::MobikeSupported => self.peer.mobike = true,
                 NotifyType::EspTfcPaddingNotSupported => self.peer.no_tfc = true,
                 NotifyType::AuthLifetime => {
-                    if let Ok(seconds) = <[u8; 4]>::try_from(notify.data.as_slice()) {
-                        self.log(
-                            env,
-                            LogGroup::Ike,
-                            1,
-                            format!(
-                                "the peer wants reauthentication within {} s; the configuration \
-                                 decides",
-                                u32::from_be_bytes(seconds)
-                            ),
-                        );
-                    }
+                    self.auth_lifetime = auth_lifetime(notify).filter(|_| self.initiator);
                 }
                 _ => {}
             }
@@ -432,6 +431,7 @@ impl IkeSa {
         index: usize,
         failure: &ChildFailure,
     ) {
+        self.first_child = None;
         let Some(cfg) = conn.children.get(index) else {
             return;
         };
@@ -456,6 +456,7 @@ impl IkeSa {
         env.count(Some(connection.clone()), Counter::Failure(failure.reason));
         env.event(Event::Failure {
             connection: Some(connection.clone()),
+            child: Some(name.clone()),
             reason: failure.reason,
             text: failure.text.clone(),
         });
@@ -465,6 +466,7 @@ impl IkeSa {
             child: name,
             reason: failure.reason,
             text: failure.text.clone(),
+            insist: self.restores,
         });
         if env.settings.close_ike_on_child_failure {
             self.enqueue(Task::DeleteIke);
@@ -473,7 +475,9 @@ impl IkeSa {
 
     /// IKE_AUTH is done, with or without a child.
     pub(super) fn after_auth(&mut self, _env: &mut Env) {
-        if self.supersedes.is_some() {
+        if self.supersedes.is_some() || self.restores {
+            // A peer that has heard of this one has its packets take it before the other one goes.
+            self.enqueue(Task::Probe);
             self.enqueue(Task::FinishReauth);
         }
     }
@@ -537,4 +541,10 @@ impl IkeSa {
         self.continue_preparation(env, now, preparation);
         None
     }
+}
+
+/// What AUTH_LIFETIME says (RFC 4478).
+pub(super) fn auth_lifetime(notify: &NotifyPayload) -> Option<Duration> {
+    let seconds = <[u8; 4]>::try_from(notify.data.as_slice()).ok()?;
+    Some(Duration::from_secs(u64::from(u32::from_be_bytes(seconds))))
 }

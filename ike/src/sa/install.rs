@@ -154,6 +154,20 @@ impl IkeSa {
         env.policies.want(id, child.policy_set())
     }
 
+    /// Packets are to take the children of this IKE SA rather than those of another one.
+    pub(crate) fn take_precedence(&mut self, env: &mut Env) {
+        let ids: Vec<ChildSaId> = self.children.keys().copied().collect();
+        for id in ids {
+            self.install_outbound(env, id);
+            let lasting = self.children.get(&id).filter(|child| child.is_lasting());
+            if let Some(set) = lasting.map(|child| child.group.set)
+                && let Some(op) = env.policies.prefer(set, id)
+            {
+                env.plane(self.id, Slot::Child(id), op);
+            }
+        }
+    }
+
     /// Installs the outbound SA that was held back.
     pub(crate) fn install_outbound(&mut self, env: &mut Env, id: ChildSaId) {
         let Some(child) = self.children.get_mut(&id) else {
@@ -381,6 +395,7 @@ impl IkeSa {
 
     /// Moves the SAs of all children to this IKE SA's present addresses.
     pub(crate) fn move_children(&mut self, env: &mut Env) {
+        self.hold_identity(env);
         if self.mobility.holds_children() {
             return;
         }

@@ -1,20 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How an IKE SA becomes established, what its timers do, and how it ends.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use super::child::EXPIRED_LIMIT;
 use super::env::{Env, Request};
 use super::timers::Timer;
 use super::{Active, IkeSa, Passive, Task};
 use crate::api::{
-    Action, ChildSaId, ChildState, Event, FailureReason, IkeState, LogGroup, Now, Transmit,
+    Action, ChildSaId, ChildState, ConnectionRef, Counter, Event, FailureReason, IkeState,
+    LogGroup, Now, Transmit,
 };
 use crate::endpoint::keep::Cause;
 use crate::wire::{ExchangeType, NotifyPayload, NotifyType, Payload};
 
+/// How long after a failed reauthentication it is tried again.
+const REAUTH_RETRY: Duration = Duration::from_secs(30);
+
 /// How long a peer has to confirm that an IKE SA is deleted, beyond which nobody waits.
 pub(crate) const DELETE_LIMIT: Duration = Duration::from_secs(10);
+/// The same for one that another has replaced: nobody waits, but a peer that misses it keeps it.
+pub(crate) const CLEANUP_LIMIT: Duration = Duration::from_secs(60);
 
 impl IkeSa {
     /// Both sides are authenticated.
@@ -46,8 +53,7 @@ impl IkeSa {
         self.no_longer_half_open(env);
         env.half_open.authenticated(now.instant, self.remote.ip());
         self.timers.stop(Timer::HalfOpen);
-        let key = (self.local_id.clone(), self.remote_id.clone());
-        env.by_identities.entry(key).or_default().insert(self.id);
+        self.hold_identity(env);
         let Some(conn) = self.conn.clone() else {
             return;
         };
@@ -59,7 +65,10 @@ impl IkeSa {
             now.instant + time.saturating_sub(jitter).max(Duration::from_secs(1))
         };
         let rekey = (!conn.rekey_time.is_zero()).then(|| jittered(conn.rekey_time));
-        let reauth = (!conn.reauth_time.is_zero()).then(|| jittered(conn.reauth_time));
+        // The initiator is to be first, which knows how to reach its peer.
+        let late = (!self.initiator).then(|| conn.reauth_time + conn.over_time / 2);
+        let reauth = (!conn.reauth_time.is_zero())
+            .then(|| late.map_or_else(|| jittered(conn.reauth_time), |late| now.instant + late));
         let longest = match (conn.rekey_time, conn.reauth_time) {
             (a, b) if a.is_zero() => b,
             (a, b) if b.is_zero() => a,
@@ -69,9 +78,45 @@ impl IkeSa {
         self.timers.put(Timer::Reauth, reauth);
         let hard = (!longest.is_zero()).then(|| now.instant + longest + conn.over_time);
         self.timers.put(Timer::HardLifetime, hard);
+        self.authenticate_by =
+            (!conn.reauth_time.is_zero()).then(|| now.instant + conn.reauth_time + conn.over_time);
+        if let Some(lifetime) = self.auth_lifetime {
+            self.limit_authentication(env, now, lifetime);
+        }
         let dpd = (!conn.dpd_delay.is_zero()).then(|| now.instant + conn.dpd_delay);
         self.timers.put(Timer::Dpd, dpd);
         self.arm_keepalive(env, now);
+    }
+
+    /// The responder wants to see this side's authentication again within `lifetime` (RFC 4478).
+    pub(crate) fn limit_authentication(&mut self, env: &mut Env, now: Now, lifetime: Duration) {
+        let Some(conn) = self.conn.clone() else {
+            return;
+        };
+        // Early enough, but not so early that it would happen all the time.
+        let margin = conn.over_time.min(lifetime / 4).max(lifetime / 20);
+        let range = u64::try_from(margin.as_millis()).unwrap_or(u64::MAX);
+        let jitter = Duration::from_millis(env.rng.below(range.saturating_add(1)) / 2);
+        let due = now.instant + (lifetime - margin - jitter).max(Duration::from_secs(1));
+        let planned = self.timers.get(Timer::Reauth);
+        if planned.is_none_or(|planned| due < planned) {
+            self.log(
+                env,
+                LogGroup::Ike,
+                1,
+                format!(
+                    "the peer wants reauthentication within {} s, which is begun in {} s",
+                    lifetime.as_secs(),
+                    (due - now.instant).as_secs()
+                ),
+            );
+            self.timers.set(Timer::Reauth, due);
+        }
+        let hard = now.instant + lifetime.max(Duration::from_secs(10));
+        let earliest = |end: Option<Instant>| end.map_or(hard, |end| end.min(hard));
+        self.authenticate_by = Some(earliest(self.authenticate_by));
+        let end = self.timers.get(Timer::HardLifetime);
+        self.timers.set(Timer::HardLifetime, earliest(end));
     }
 
     /// No longer counts as half open.
@@ -160,6 +205,28 @@ impl IkeSa {
         self.bound_delete(now, limit);
     }
 
+    /// The peer's identity has been claimed from elsewhere, by one who knows of no other IKE SA. The
+    /// children go at once; whether their peer is still there is seen by its answer.
+    pub(crate) fn dispossess(&mut self, env: &mut Env, now: Now, by: std::net::SocketAddr) {
+        self.request_restarts(env, FailureReason::Replaced, None);
+        self.cancel_active(env);
+        self.cancel_passive(env);
+        let ids: Vec<ChildSaId> = self.children.keys().copied().collect();
+        for id in ids {
+            self.close_child(env, id);
+        }
+        self.dispossessed_by = Some(by);
+        self.delete_at_once(env, now, Duration::from_secs(15));
+    }
+
+    /// Sees whether the peer lives, unless it was heard just now.
+    pub(crate) fn probe_if_quiet(&mut self, env: &mut Env, now: Now) {
+        const RECENT: Duration = Duration::from_secs(10);
+        if now.instant.saturating_duration_since(self.last_inbound) >= RECENT {
+            self.queue_task(env, now, Task::Probe);
+        }
+    }
+
     /// Ends this IKE SA after `limit` at the latest.
     pub(crate) fn bound_delete(&mut self, now: Now, limit: Duration) {
         if !self.dead {
@@ -201,8 +268,14 @@ impl IkeSa {
                 0,
                 "reauthentication failed, it is tried again",
             );
-            self.timers
-                .set(Timer::Reauth, now.instant + Duration::from_secs(30));
+            // While the lifetime allows.
+            let end = self.timers.get(Timer::HardLifetime);
+            let left = end.map(|end| end.saturating_duration_since(now.instant) / 3);
+            let wait = left.map_or(REAUTH_RETRY, |left| left.min(REAUTH_RETRY));
+            self.timers.set(
+                Timer::Reauth,
+                now.instant + wait.max(Duration::from_secs(1)),
+            );
         }
     }
 
@@ -245,7 +318,7 @@ impl IkeSa {
 
     /// What is due of the children.
     fn check_children(&mut self, env: &mut Env, now: Now) {
-        let due = |at: Option<std::time::Instant>| at.is_some_and(|at| at <= now.instant);
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now.instant);
         let ids: Vec<ChildSaId> = self.children.keys().copied().collect();
         for id in ids {
             let Some(child) = self.children.get(&id) else {
@@ -480,7 +553,59 @@ impl IkeSa {
             self.end(env, FailureReason::LocalDeleted, text);
             return;
         }
+        let tries = self.conn.as_ref().map_or(1, |conn| conn.keyingtries);
+        let connecting = self.initiator && self.state == IkeState::Connecting;
+        if connecting && (tries == 0 || self.tries + 1 < tries) {
+            self.start_over(env, now, text);
+            return;
+        }
         self.fail(env, now, FailureReason::Timeout, text);
+    }
+
+    /// Another sequence of retransmissions (`keyingtries`), to the peer's next address.
+    fn start_over(&mut self, env: &mut Env, now: Now, text: String) {
+        let Some(conn) = self.conn.clone() else {
+            return;
+        };
+        self.log(
+            env,
+            LogGroup::Ike,
+            0,
+            format!("the peer does not answer, trying again: {text}"),
+        );
+        let reason = FailureReason::Timeout;
+        env.count(Some(conn.name.clone()), Counter::Failure(reason));
+        env.event(Event::Failure {
+            connection: Some(conn.name.clone()),
+            child: None,
+            reason,
+            text,
+        });
+        self.cancel_active(env);
+        let first = self.first_child.take().map(|(conn, index, packet)| {
+            let task = Task::CreateChild {
+                conn,
+                index,
+                packet,
+            };
+            (task, self.queue.drain(..).collect::<Vec<_>>())
+        });
+        let tasks = match first {
+            Some((first, rest)) => std::iter::once(first).chain(rest).collect(),
+            None => self.queue.drain(..).collect(),
+        };
+        env.spis.remove(&self.spi_i);
+        let mut fresh = Box::new(Self::new(self.id, true, self.local, self.remote, now));
+        fresh.supersedes = self.supersedes.take();
+        fresh.restores = self.restores;
+        fresh.target = self.target;
+        fresh.if_id = self.if_id;
+        fresh.former_vips = std::mem::take(&mut self.former_vips);
+        fresh.attempt = self.attempt.wrapping_add(1);
+        fresh.tries = self.tries.saturating_add(1);
+        *self = *fresh;
+        self.initiate(env, now, &conn, tasks);
+        self.changed(env);
     }
 
     /// Ends because something went wrong.
@@ -505,9 +630,10 @@ impl IkeSa {
                 self.peer_text()
             ),
         );
-        env.count(self.connection_name(), crate::api::Counter::Failure(reason));
+        env.count(self.connection_name(), Counter::Failure(reason));
         env.event(Event::Failure {
             connection: self.connection_name(),
+            child: None,
             reason,
             text: text.clone(),
         });
@@ -520,18 +646,27 @@ impl IkeSa {
             return;
         }
         self.dead = true;
+        let ends = matches!(
+            reason,
+            FailureReason::LocalDeleted | FailureReason::PeerDeleted
+        );
+        let reason = if self.replaced && ends {
+            FailureReason::Replaced
+        } else {
+            reason
+        };
         self.failure.get_or_insert((reason, text));
         self.no_longer_half_open(env);
         self.landed();
         self.timers.clear();
         let attempted = match &self.active {
-            Active::Initiating(state) => state.child(),
-            Active::CreatingChild(state) => state.child(),
+            Active::CreatingChild(state) if !state.is_rekey() => state.child(),
             _ => None,
         };
         let attempted = attempted
             .and_then(|id| self.children.get(&id))
-            .map(|child| child.index);
+            .filter(|child| !child.taken_down)
+            .map(|child| (child.conn.clone(), child.index));
         self.cancel_active(env);
         self.cancel_passive(env);
         if let Some(twin) = self.rekey_twin.take() {
@@ -553,47 +688,64 @@ impl IkeSa {
         env.event(Event::Gone(self.id));
     }
 
-    /// Asks for what `dpd_action`, `close_action` and `start_action` say about a lost IKE SA.
-    /// `attempted` is the place of the child that was being negotiated.
-    fn request_restarts(&self, env: &mut Env, reason: FailureReason, attempted: Option<usize>) {
-        if self.state == IkeState::Rekeyed || self.redundant || self.supersedes.is_some() {
+    /// Asks for what `dpd_action`, `close_action` and `start_action` say about what is lost with the
+    /// IKE SA, and what was to be made over it. `attempted` is the child that was being negotiated.
+    fn request_restarts(
+        &self,
+        env: &mut Env,
+        reason: FailureReason,
+        attempted: Option<(ConnectionRef, usize)>,
+    ) {
+        if self.state == IkeState::Rekeyed || self.redundant {
             return;
         }
-        let Some(conn) = &self.conn else {
-            return;
-        };
         if reason == FailureReason::LocalDeleted {
             return;
         }
-        for (index, cfg) in conn.children.iter().enumerate() {
-            let had = self.children.values().any(|child| {
-                child.index == index && child.conn.name == conn.name && child.is_live()
-            });
-            let wanted = self.queue.iter().any(|task| task.wants_child(index));
-            if !had && !wanted && self.announced {
+        // What was up, by connection and name; `false` if it was only on its way.
+        let mut lost: BTreeMap<(String, usize), (ConnectionRef, bool)> = BTreeMap::new();
+        for child in self.children.values() {
+            if child.is_live() && !child.taken_down {
+                let key = (child.conn.name.clone(), child.index);
+                lost.insert(key, (child.conn.clone(), true));
+            }
+        }
+        let wanted = self.wanted().map(|(conn, index)| (conn.clone(), index));
+        for (conn, index) in wanted.chain(attempted) {
+            let key = (conn.name.clone(), index);
+            lost.entry(key).or_insert((conn, false));
+        }
+        // Where both sides bring it up again, they should not do so at the same moment.
+        let after = match reason {
+            FailureReason::PeerDeleted if !self.initiator => 1_000 + env.rng.below(1_000),
+            // The IKE SA that replaces it may bring the children along.
+            FailureReason::Replaced => 2_000 + env.rng.below(1_000),
+            _ => 0,
+        };
+        for ((connection, index), (conn, had)) in lost {
+            let Some(cfg) = conn.children.get(index) else {
                 continue;
-            }
-            let action = if reason == FailureReason::PeerDeleted {
-                cfg.close_action
-            } else {
-                cfg.dpd_action
             };
-            let tried = !self.announced && (wanted || attempted == Some(index));
-            if ((had || tried) && action.start) || cfg.start_action.start {
-                env.request(Request::Restart {
-                    connection: conn.name.clone(),
-                    child: cfg.name.clone(),
-                    after: Duration::ZERO,
-                    cause: match reason {
-                        _ if self.announced => Cause::Lost,
-                        FailureReason::Unreachable => Cause::Unreachable,
-                        _ => Cause::Failed,
-                    },
-                });
-            }
+            let action = match reason {
+                FailureReason::PeerDeleted => cfg.close_action,
+                FailureReason::Replaced => swanherd_config::model::Action::default(),
+                _ => cfg.dpd_action,
+            };
+            env.request(Request::Restart {
+                connection: connection.clone(),
+                child: cfg.name.clone(),
+                after: Duration::from_millis(after),
+                cause: match reason {
+                    FailureReason::Expired => Cause::Expired,
+                    _ if self.announced => Cause::Lost,
+                    FailureReason::Unreachable => Cause::Unreachable,
+                    _ => Cause::Failed,
+                },
+                insist: action.start && had || self.restores,
+            });
             if had && action.trap {
                 env.request(Request::Trap {
-                    connection: conn.name.clone(),
+                    connection,
                     child: cfg.name.clone(),
                 });
             }

@@ -36,6 +36,7 @@ mod redirect;
 mod rekey;
 mod reqids;
 pub(crate) mod responder;
+pub(crate) mod rivals;
 mod roam;
 mod standby;
 mod tasks;
@@ -45,7 +46,7 @@ mod virtual_ip;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use swanherd_config::identity::display_identity;
 use swanherd_ipsec::Identity;
@@ -58,8 +59,8 @@ use self::nat::Nat;
 use self::protect::{Protection, Reassembly};
 use self::timers::Timers;
 use crate::api::{
-    ChildSaId, ConnectionRef, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState, LogGroup,
-    LogLine, Now, PlaneAnswer, Token,
+    ChildSaId, ConnectionRef, Counter, Event, FailureReason, IkeSaId, IkeSaInfo, IkeState,
+    LogGroup, LogLine, Now, PlaneAnswer, Token,
 };
 use crate::compute::Computed;
 use crate::crypto::IkeKeys;
@@ -69,6 +70,7 @@ pub(crate) use self::child::ChildSa;
 pub(crate) use self::exchange::Answered;
 #[cfg(test)]
 pub(crate) use self::exchange::Sealed;
+pub(crate) use self::lifecycle::CLEANUP_LIMIT;
 pub(crate) use self::redirect::Redirection;
 pub(crate) use self::tasks::{Packet, Task};
 
@@ -169,6 +171,8 @@ pub(crate) struct IkeSa {
     pub(crate) passive: Passive,
     pub(crate) queue: VecDeque<Task>,
     pub(crate) children: BTreeMap<ChildSaId, ChildSa>,
+    /// When it was begun.
+    pub(crate) created: Instant,
     pub(crate) established: Option<Instant>,
     pub(crate) last_inbound: Instant,
     pub(crate) last_outbound: Instant,
@@ -182,12 +186,26 @@ pub(crate) struct IkeSa {
     pub(crate) if_id: Option<(u32, u32)>,
     /// Whether it counts as half open.
     pub(crate) half_open: bool,
+    /// Within what time after it is established the peer wants this side to authenticate again.
+    pub(crate) auth_lifetime: Option<Duration>,
+    /// When it ends unless the two sides authenticate themselves again, whoever rekeys it.
+    pub(crate) authenticate_by: Option<Instant>,
     /// The IKE SA that this one is to take over from by reauthentication.
     pub(crate) supersedes: Option<IkeSaId>,
+    /// Its first children were up before, on an IKE SA that it replaces, and are to be up again
+    /// whatever their actions say.
+    pub(crate) restores: bool,
+    /// Children to bring up over another IKE SA once this one is gone, as it is broken before that
+    /// is made.
+    pub(crate) reborn: Vec<(ConnectionRef, usize)>,
     /// The IKE SA that was made by a rekey of this one and waits for the outcome of a collision.
     pub(crate) rekey_twin: Option<Box<rekey::Twin>>,
     /// The IKE SA that has replaced this one.
     pub(crate) successor: Option<IkeSaId>,
+    /// Another IKE SA with the same peer takes its place.
+    pub(crate) replaced: bool,
+    /// Where the peer is that has taken its identity, as long as nothing was heard of its own.
+    pub(crate) dispossessed_by: Option<SocketAddr>,
     /// Whether it goes without a word, because it lost a rekey collision.
     pub(crate) redundant: bool,
     /// Source and SPI of the IKE_SA_INIT request that made it.
@@ -200,6 +218,10 @@ pub(crate) struct IkeSa {
     pub(crate) announced: bool,
     /// The child that the request in flight is for, to be tried again if the peer is busy.
     pub(crate) retry_of: Option<(ConnectionRef, usize, Option<Packet>)>,
+    /// The child that is negotiated along with the IKE SA, until that is established.
+    pub(crate) first_child: Option<(ConnectionRef, usize, Option<Packet>)>,
+    /// How many sequences of retransmissions of `keyingtries` are used up.
+    pub(crate) tries: u32,
     /// Tasks that wait for a while before they are queued.
     pub(crate) delayed: Vec<(Instant, Task)>,
     /// How many attempts came before, for the choice of the address.
@@ -242,6 +264,7 @@ impl IkeSa {
             passive: Passive::Idle,
             queue: VecDeque::new(),
             children: BTreeMap::new(),
+            created: now.instant,
             established: None,
             last_inbound: now.instant,
             last_outbound: now.instant,
@@ -250,15 +273,23 @@ impl IkeSa {
             target: None,
             if_id: None,
             half_open: false,
+            auth_lifetime: None,
+            authenticate_by: None,
             supersedes: None,
+            restores: false,
+            reborn: Vec::new(),
             rekey_twin: None,
             successor: None,
+            replaced: false,
+            dispossessed_by: None,
             redundant: false,
             init_key: None,
             failure: None,
             dead: false,
             announced: false,
             retry_of: None,
+            first_child: None,
+            tries: 0,
             delayed: Vec::new(),
             attempt: 0,
         }
@@ -276,6 +307,34 @@ impl IkeSa {
     /// Whether children can be negotiated.
     pub(crate) fn is_established(&self) -> bool {
         matches!(self.state, IkeState::Established | IkeState::Rekeying)
+    }
+
+    /// Whether this side is still setting it up.
+    pub(crate) fn is_connecting(&self) -> bool {
+        self.initiator && matches!(self.state, IkeState::Created | IkeState::Connecting)
+    }
+
+    /// What it is to make: connections and places of children there.
+    pub(crate) fn wanted(&self) -> impl Iterator<Item = (&ConnectionRef, usize)> {
+        let tasks = self.queue.iter().chain(self.delayed.iter().map(|d| &d.1));
+        let first = self
+            .first_child
+            .iter()
+            .map(|(conn, index, _)| (conn, *index));
+        first.chain(tasks.filter_map(Task::makes))
+    }
+
+    /// Whether there is a child to set it up for.
+    pub(crate) fn has_purpose(&self) -> bool {
+        self.wanted().next().is_some()
+    }
+
+    /// Whether it is to be deleted.
+    pub(crate) fn is_leaving(&self) -> bool {
+        let tasks = self.queue.iter().chain(self.delayed.iter().map(|(_, t)| t));
+        tasks
+            .into_iter()
+            .any(|task| matches!(task, Task::DeleteIke))
     }
 
     /// The next moment at which [`Self::handle_timeout`] has something to do.
@@ -330,6 +389,10 @@ impl IkeSa {
             tasks_queued: self.queue.iter().map(Task::name).collect(),
             tasks_active: self.active_tasks(),
             tasks_passive: self.passive_tasks(),
+            wanted: self
+                .wanted()
+                .filter_map(|(conn, index)| Some(conn.children.get(index)?.name.clone()))
+                .collect(),
             children: BTreeMap::new(),
         }
     }
@@ -419,16 +482,23 @@ impl IkeSa {
         let Answer::Plane(Err(error)) = answer else {
             return None;
         };
-        let name = self
-            .children
-            .get(&id)
-            .map(|child| child.cfg().name.clone())?;
+        let child = self.children.get_mut(&id)?;
+        child.refused = true;
+        let (connection, name) = (child.conn.name.clone(), child.cfg().name.clone());
         self.log(
             env,
             LogGroup::Knl,
             0,
             format!("CHILD_SA {name}{{{id}}} could not be put to use: {error}"),
         );
+        let reason = FailureReason::DataPlane;
+        env.count(Some(connection.clone()), Counter::Failure(reason));
+        env.event(Event::Failure {
+            connection: Some(connection),
+            child: Some(name),
+            reason,
+            text: error.to_string(),
+        });
         self.unbind_policies(env, id);
         self.queue_task(env, now, Task::DeleteChild(id));
         None

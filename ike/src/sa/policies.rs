@@ -224,6 +224,17 @@ impl PolicyBook {
         holder.change(installed.as_ref())
     }
 
+    /// Binds the group to the policies of `user`, which wants them already; returns the operation,
+    /// unless they are installed.
+    pub(crate) fn prefer(&mut self, set: u32, user: ChildSaId) -> Option<Op> {
+        let holder = self.holders.get_mut(&set)?;
+        let installed = holder.installed().cloned();
+        let place = holder.wanted.iter().position(|(id, _)| *id == user)?;
+        let own = holder.wanted.remove(place);
+        holder.wanted.push(own);
+        holder.change(installed.as_ref())
+    }
+
     /// `user` wants its policies no more; returns what that means for the data plane.
     pub(crate) fn unwant(&mut self, set: u32, user: ChildSaId) -> Option<Op> {
         let holder = self.holders.get_mut(&set)?;

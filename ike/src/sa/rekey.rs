@@ -11,6 +11,7 @@ use swanherd_ipsec::registry::KeyExchangeId;
 use super::child_offer::{ChildPayloads, notify, usable_ike_proposals};
 use super::env::{Env, Request, Slot};
 use super::initiator::NONCE_LEN;
+use super::lifecycle::CLEANUP_LIMIT;
 use super::proposal;
 use super::protect::Protection;
 use super::timers::Timer;
@@ -27,8 +28,6 @@ use crate::wire::{
 
 /// How often a request starts over because the peer wants another key exchange.
 const MAX_RESTARTS: u32 = 3;
-/// How long the peer has to delete an IKE SA that it has replaced, or made in vain.
-const CLEANUP_LIMIT: Duration = Duration::from_secs(60);
 
 /// What this side is negotiating.
 #[derive(Debug)]
@@ -387,6 +386,7 @@ impl IkeSa {
             env.count(self.connection_name(), Counter::Failure(reason));
             env.event(Event::Failure {
                 connection: self.connection_name(),
+                child: None,
                 reason,
                 text: format!("rekeying failed: {text}"),
             });
@@ -493,6 +493,10 @@ impl IkeSa {
         // Rekeying does not make an authentication younger.
         new.timers
             .put(Timer::Reauth, self.timers.get(Timer::Reauth));
+        new.authenticate_by = self.authenticate_by;
+        let ends = [new.timers.get(Timer::HardLifetime), new.authenticate_by];
+        new.timers
+            .put(Timer::HardLifetime, ends.into_iter().flatten().min());
         Ok(new)
     }
 

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use swanherd_config::identity::display_identity;
-use swanherd_config::model::{Childless, Fragmentation, Unique};
+use swanherd_config::model::{Childless, Connection, Fragmentation, Unique};
 use swanherd_ipsec::Identity;
 use swanherd_ipsec::plane::Outcome;
 use swanherd_ipsec::proposal::IkeSuite;
@@ -411,18 +411,8 @@ impl IkeSa {
         let Some(conn) = self.conn.clone() else {
             return;
         };
-        let key = (self.local_id.clone(), self.remote_id.clone());
-        let others = env
-            .by_identities
-            .get(&key)
-            .is_some_and(|set| set.iter().any(|id| *id != self.id));
-        if others && conn.unique == Unique::Keep {
-            env.event(Event::Alert {
-                kind: "unique-keep",
-                sa: Some(Box::new(self.info_without_children())),
-            });
-            let text = "another IKE_SA with the same peer is kept instead".to_owned();
-            self.refuse_auth(env, now, FailureReason::LocalDeleted, text);
+        if let Err((reason, text)) = self.admit_rival(env, now, &conn, context.initial_contact) {
+            self.refuse_auth(env, now, reason, text);
             return;
         }
         self.read_auth_notifies(env, &context.payloads);
@@ -470,6 +460,7 @@ impl IkeSa {
             self.conclude_auth(env, now, &context);
             return;
         }
+        response.extend(auth_lifetime(&conn));
         let offer = ChildPayloads::of(&context.payloads);
         if offer.sa.is_none() {
             if conn.childless == Childless::Never {
@@ -555,6 +546,7 @@ impl IkeSa {
         );
         env.event(Event::Failure {
             connection: self.connection_name(),
+            child: None,
             reason: failure.reason,
             text: failure.text.clone(),
         });
@@ -775,6 +767,15 @@ impl IkeSa {
             }
         }
     }
+}
+
+/// AUTH_LIFETIME: within what time the initiator is to authenticate itself again (RFC 4478).
+fn auth_lifetime(conn: &Connection) -> Option<Payload> {
+    let seconds = u32::try_from(conn.reauth_time.as_secs()).unwrap_or(u32::MAX);
+    (seconds != 0).then(|| {
+        let data = seconds.to_be_bytes().to_vec();
+        Payload::Notify(NotifyPayload::new(NotifyType::AuthLifetime, data))
+    })
 }
 
 /// Virtual addresses for a peer that asks for some. Pools are not supported, outside of tests.

@@ -49,6 +49,10 @@ impl Standbys {
 impl Env {
     /// `leaving` gives up its outbound SA in a moment: what stands by takes over before that.
     pub(super) fn relieve(&mut self, set: u32, leaving: ChildSaId) {
+        // Packets keep to another one that is in use.
+        if self.policies.has_others(set, leaving) {
+            return;
+        }
         let Some(standby) = self.standbys.0.remove(&set) else {
             return;
         };

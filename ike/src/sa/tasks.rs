@@ -16,6 +16,9 @@ use crate::wire::{DeletePayload, ExchangeType, Payload};
 /// can pile up.
 const MAX_QUEUE: usize = 2 * MAX_CHILDREN;
 
+/// How long packets have to change over to other children.
+const SWITCH: Duration = Duration::from_millis(500);
+
 /// The selectors of a packet: of this side and of the peer's.
 pub(crate) type Packet = (TrafficSelector, TrafficSelector);
 
@@ -51,6 +54,10 @@ pub(crate) enum Task {
     Announce,
     /// See whether the peer receives at its new address.
     Prove,
+    /// Packets are to take the children of this IKE SA.
+    Prefer,
+    /// Packets are to take the children of this IKE SA, before the one goes that it takes over from.
+    TakeOver,
     /// The IKE SA that this one takes over from can go.
     FinishReauth,
 }
@@ -67,13 +74,16 @@ impl Task {
             Self::DeleteIke => "IKE_DELETE",
             Self::Probe => "IKE_DPD",
             Self::Move | Self::Announce | Self::Prove => "IKE_MOBIKE",
-            Self::FinishReauth => "IKE_REAUTH_COMPLETE",
+            Self::Prefer | Self::TakeOver | Self::FinishReauth => "IKE_REAUTH_COMPLETE",
         }
     }
 
-    /// Whether it brings up the child at that place.
-    pub(crate) fn wants_child(&self, wanted: usize) -> bool {
-        matches!(self, Self::CreateChild { index, .. } if *index == wanted)
+    /// The child that it brings up: its connection and its place there.
+    pub(crate) fn makes(&self) -> Option<(&ConnectionRef, usize)> {
+        match self {
+            Self::CreateChild { conn, index, .. } => Some((conn, *index)),
+            _ => None,
+        }
     }
 
     fn same(&self, other: &Self) -> bool {
@@ -193,7 +203,19 @@ impl IkeSa {
                         self.active = Active::Probing;
                     }
                 }
+                Task::Prefer => self.take_precedence(env),
+                Task::TakeOver => {
+                    self.take_precedence(env);
+                    self.delay(now, SWITCH, Task::FinishReauth);
+                }
                 Task::FinishReauth => {
+                    // A child that the peer had no time for is made before.
+                    let makes = |task: &Task| matches!(task, Task::CreateChild { .. });
+                    if self.delayed.iter().any(|(_, task)| makes(task)) {
+                        self.delay(now, Duration::from_secs(1), Task::FinishReauth);
+                        continue;
+                    }
+                    self.restores = false;
                     if let Some(old) = self.supersedes.take() {
                         env.request(Request::FinishReauth { old });
                     }
