@@ -220,9 +220,7 @@ impl Node {
         command
             .args(["--pdeathsig", "KILL", "sh", "-c"])
             .arg(match self.daemon {
-                Daemon::Charon => {
-                    "mount -t tmpfs run /run && exec /usr/lib/ipsec/charon".to_owned()
-                }
+                Daemon::Charon => charon(),
                 Daemon::Swanherd if self.record => format!(
                     "exec '{}' run --record '{}'",
                     self.binary().display(),
@@ -405,6 +403,14 @@ impl Node {
             .join("--- printed\n")
     }
 
+    /// All that it has logged.
+    #[must_use]
+    pub fn whole_log(&self) -> String {
+        fs::read(self.dir.join("log"))
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
     /// Waits until something holds.
     ///
     /// # Panics
@@ -428,6 +434,20 @@ impl Drop for Node {
     fn drop(&mut self) {
         let limit = Duration::from_secs(if std::thread::panicking() { 1 } else { 5 });
         self.signal_and_wait(Signal::TERM, limit);
+    }
+}
+
+/// What starts charon: the one that is installed, or the one in a tree of another release of
+/// Debian, which `SWANHERD_CHARON_ROOT` names. That one sees this machine's `/tmp`.
+fn charon() -> String {
+    let run = "exec /usr/lib/ipsec/charon";
+    match std::env::var("SWANHERD_CHARON_ROOT") {
+        Err(_) => format!("mount -t tmpfs run /run && {run}"),
+        Ok(root) => format!(
+            "cd '{root}' && mount -t tmpfs run run && mount --rbind /tmp tmp && \
+             mount --rbind /proc proc && mount --rbind /dev dev && \
+             exec chroot . sh -c '{run}'"
+        ),
     }
 }
 

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use crate::lab::{Lab, Namespace};
 use crate::node::{Daemon, Node, Plane};
+use crate::scenario::{peer, subject};
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const GATEWAY_INNER: Ipv4Addr = Ipv4Addr::new(10, 100, 0, 1);
@@ -25,6 +26,8 @@ pub struct Star {
     pub responders: Vec<Node>,
     /// Names of the connections, in the same order.
     pub names: Vec<String>,
+    /// What joins them: an end is plugged into its device `r0`, `r1`, ...
+    pub hub: Namespace,
     // Last, since fields are dropped in order, and daemons end before their namespaces.
     _lab: Lab,
 }
@@ -42,6 +45,29 @@ pub struct StarPlan<'a> {
     pub count: u16,
     /// The build of swanherd to run, if not [`crate::swanherd_binary`].
     pub binary: Option<&'a Path>,
+    /// More settings in the section `charon` of all.
+    pub settings: &'a str,
+    /// More settings of each connection, on both sides.
+    pub connection: &'a str,
+    /// More settings of each child, on both sides.
+    pub child: &'a str,
+}
+
+impl StarPlan<'_> {
+    /// The subject in the middle, with as many of its peers.
+    #[must_use]
+    pub fn new(plane: Plane, count: u16) -> Self {
+        Self {
+            gateway: subject(),
+            responders: peer(),
+            plane,
+            count,
+            binary: None,
+            settings: "",
+            connection: "",
+            child: "",
+        }
+    }
 }
 
 impl Star {
@@ -56,20 +82,20 @@ impl Star {
         hub.ip("link add hub type bridge");
         hub.ip("link set hub up");
         let gateway = join(&mut lab, &hub, "gateway", "g", GATEWAY, GATEWAY_INNER);
-        let mut gateway = Node::new(&lab, &gateway, plan.gateway, plan.plane, "");
+        let mut gateway = Node::new(&lab, &gateway, plan.gateway, plan.plane, plan.settings);
         let names: Vec<String> = (1..=plan.count).map(|i| format!("branch-{i:02}")).collect();
         let (mut connections, mut secrets) = (String::new(), String::new());
         let mut responders = Vec::new();
         for (index, name) in (0..plan.count).zip(&names) {
             let dev = format!("r{index}");
             let namespace = join(&mut lab, &hub, name, &dev, outer(index), inner(index));
-            let node = Node::new(&lab, &namespace, plan.responders, plan.plane, "");
+            let node = Node::new(&lab, &namespace, plan.responders, plan.plane, plan.settings);
             node.configure(&format!(
                 "connections {{\n{}}}\nsecrets {{\n{}}}\n",
-                connection(name, index, false),
+                connection(plan, name, index, false),
                 secret(name)
             ));
-            connections += &connection(name, index, true);
+            connections += &connection(plan, name, index, true);
             secrets += &secret(name);
             responders.push(node);
         }
@@ -86,6 +112,7 @@ impl Star {
             gateway,
             responders,
             names,
+            hub,
             _lab: lab,
         }
     }
@@ -148,7 +175,7 @@ fn inner(index: u16) -> Ipv4Addr {
     Ipv4Addr::new(10, 101 + high, low, 1)
 }
 
-fn connection(name: &str, index: u16, gateway: bool) -> String {
+fn connection(plan: &StarPlan<'_>, name: &str, index: u16, gateway: bool) -> String {
     let (outer, [a, b, c, _]) = (outer(index), inner(index).octets());
     let branch = (
         outer,
@@ -171,6 +198,7 @@ fn connection(name: &str, index: u16, gateway: bool) -> String {
     local_addrs = {}
     remote_addrs = {}
     proposals = aes128gcm16-prfsha256-x25519
+    {}
     local {{
       auth = psk
       id = {}
@@ -185,10 +213,11 @@ fn connection(name: &str, index: u16, gateway: bool) -> String {
         remote_ts = {}
         esp_proposals = aes128gcm16-x25519
         start_action = {action}
+        {}
       }}
     }}
   }}\n",
-        own.0, other.0, own.1, other.1, own.2, other.2
+        own.0, other.0, plan.connection, own.1, other.1, own.2, other.2, plan.child
     )
 }
 

@@ -4,9 +4,12 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Key, value pairs in the order of the wire.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -26,6 +29,82 @@ pub enum Value {
 /// A connection to a daemon.
 #[derive(Debug)]
 pub struct Vici(UnixStream);
+
+/// What a daemon has told since somebody listens.
+#[derive(Debug)]
+pub struct Events {
+    received: Arc<Mutex<Vec<Event>>>,
+    stream: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Something that a daemon has told.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// When it arrived.
+    pub at: Instant,
+    /// Its name.
+    pub name: String,
+    /// What it says.
+    pub message: Message,
+}
+
+impl Events {
+    /// Listens to events with these names until it is dropped.
+    ///
+    /// # Errors
+    /// When nothing listens at the socket, or does not know the events.
+    pub fn listen(socket: &Path, names: &[&str]) -> io::Result<Self> {
+        let mut vici = Vici::connect(socket)?;
+        for name in names {
+            vici.send(3, name, None)?;
+            vici.expect(5)?;
+        }
+        vici.0.set_read_timeout(None)?;
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let stream = vici.0.try_clone()?;
+        let list = Arc::clone(&received);
+        let thread = std::thread::spawn(move || {
+            while let Ok(packet) = vici.receive() {
+                let mut rest = packet.get(1..).unwrap_or_default();
+                let Ok(name) = short(&mut rest) else { return };
+                let Ok(message) = Message::decode(&mut rest) else {
+                    return;
+                };
+                list.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(Event {
+                        at: Instant::now(),
+                        name,
+                        message,
+                    });
+            }
+        });
+        Ok(Self {
+            received,
+            stream,
+            thread: Some(thread),
+        })
+    }
+
+    /// All of them up to now.
+    #[must_use]
+    pub fn so_far(&self) -> Vec<Event> {
+        self.received
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
 
 impl fmt::Debug for Message {
     /// As VICI's raw form has it, on one line.

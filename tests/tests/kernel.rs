@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use swanherd_tests::{Daemon, Node, Pair, Pings, Plane, Scenario, Star, StarPlan, peer, subject};
+use swanherd_tests::{Daemon, Node, Pair, Pings, Plane, Scenario, Star, StarPlan, subject};
 
 mod interop;
 
@@ -109,13 +109,7 @@ fn rekeys_leave_one_pair_of_states() {
 
 #[test]
 fn thirty_tunnels_to_thirty_peers() {
-    let mut star = Star::start(&StarPlan {
-        gateway: subject(),
-        responders: peer(),
-        plane: Plane::Kernel,
-        count: 30,
-        binary: None,
-    });
+    let mut star = Star::start(&StarPlan::new(Plane::Kernel, 30));
     let begun = Instant::now();
     star.start_gateway();
 

@@ -295,7 +295,7 @@ fn is_rebound(mover: Daemon, connection: &'static str) {
     let before = site.spis();
     let port = |site: &Site| {
         let sas = site.fixed.sas();
-        sas[0].1.text("remote-port").parse::<u16>().unwrap()
+        sas[0].1.text("remote-port").parse::<u16>().expect("a port")
     };
     assert!((20_000..21_000).contains(&port(&site)), "{}", site.logs());
 

@@ -174,9 +174,8 @@ impl Stage {
         let mut star = Star::start(&StarPlan {
             gateway: daemon,
             responders: daemon,
-            plane,
-            count: args.tunnels,
             binary: DAEMON.get().map(PathBuf::as_path),
+            ..StarPlan::new(plane, args.tunnels)
         });
         star.start_gateway();
         Self(star)

@@ -55,6 +55,10 @@ pub(crate) struct Args {
     /// More seeds, more cases, ten minutes for each fuzz target
     #[arg(long)]
     long: bool,
+    /// In `kernel`, only bad weather, with the charon of this release of
+    /// Debian as the peer (debootstrap)
+    #[arg(long, value_name = "RELEASE")]
+    charon: Option<String>,
 }
 
 /// `cargo xtask fuzz`
@@ -72,6 +76,7 @@ pub(crate) fn fuzz(args: &FuzzArgs) -> Result<u8, Error> {
         fuzz_seconds: args.seconds,
         mips: false,
         long: false,
+        charon: None,
     })
 }
 
@@ -360,12 +365,16 @@ impl Report {
         packages::install(packages::STRONGSWAN)?;
         let peers = lab::peers()?;
         shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
-        let names = ["kernel", "faults", "compare", "peers"];
-        let mut binaries = test_binaries("swanherd-tests", &names)?;
-        binaries.extend(test_binaries(
-            "swanherd-kernel",
-            &["xfrm_kernel", "conformance_xfrm"],
-        )?);
+        let charon = args.charon.as_deref().map(lab::charon).transpose()?;
+        let binaries = if charon.is_some() {
+            test_binaries("swanherd-tests", &["netem"])?
+        } else {
+            let names = ["kernel", "faults", "netem", "compare", "peers"];
+            let mut binaries = test_binaries("swanherd-tests", &names)?;
+            let own = ["xfrm_kernel", "conformance_xfrm"];
+            binaries.extend(test_binaries("swanherd-kernel", &own)?);
+            binaries
+        };
         let seconds = if args.long { 7200 } else { 1200 };
         let mut guests = Vec::new();
         for binary in binaries {
@@ -375,6 +384,9 @@ impl Report {
                 .env("SWANHERD_PEERS", &peers);
             if args.long {
                 tests.env("SWANHERD_LONG", "1");
+            }
+            if let Some(root) = &charon {
+                tests.env("SWANHERD_CHARON_ROOT", root);
             }
             tests
                 .arg(&binary)

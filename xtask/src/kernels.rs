@@ -86,7 +86,7 @@ impl Apt {
         }
         fs::write(root.join("status"), "")?;
         let sources = root.join("sources.list");
-        let mirror = mirror()?;
+        let mirror = packages::mirror()?;
         let signed = keyring().map_or_else(String::new, |path| format!("[signed-by={path}] "));
         fs::write(&sources, format!("deb {signed}{mirror} {release} main\n"))?;
         let root = root.display();
@@ -130,25 +130,6 @@ impl Apt {
             .map(str::to_owned)
             .ok_or_else(|| format!("apt knows no kernel for {META}").into())
     }
-}
-
-/// The mirror that this machine gets Debian itself from.
-fn mirror() -> Result<String, Error> {
-    let format = "$(REPO_URI) $(RELEASE) $(COMPONENT)";
-    let targets = quiet(command(
-        "apt-get",
-        ["indextargets", "--format", format, "Created-By: Packages"],
-    ))?;
-    targets
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.split_whitespace();
-            let (uri, release, component) = (words.next()?, words.next()?, words.next()?);
-            // Security updates and the like come from other places, or lack most packages.
-            (component == "main" && !release.contains('-')).then(|| uri.to_owned())
-        })
-        .next()
-        .ok_or_else(|| "apt has no source of Debian's main component".into())
 }
 
 fn keyring() -> Option<&'static str> {

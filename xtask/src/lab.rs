@@ -78,6 +78,15 @@ pub(crate) fn peers() -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
+/// A tree with charon of another release of Debian, and nothing of this machine in it.
+pub(crate) fn charon(release: &str) -> Result<PathBuf, Error> {
+    check_root()?;
+    packages::install(packages::DEBOOTSTRAP)?;
+    let root = cache()?.join(format!("charon-{release}"));
+    packages::bootstrap(release, packages::CHARON, &root)?;
+    Ok(root)
+}
+
 /// As [`uml`], under one of Debian's kernels in an emulator.
 pub(crate) fn vm(kernel: Kernel, cpus: u32, memory: u32, seconds: u32) -> Result<Command, Error> {
     check_root()?;

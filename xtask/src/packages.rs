@@ -21,6 +21,17 @@ pub(crate) const STRONGSWAN: &[&str] = &[
     "strongswan-swanctl",
 ];
 
+/// What a tree of another release needs for its charon to run.
+pub(crate) const CHARON: &[&str] = &[
+    "libcharon-extra-plugins",
+    "libstrongswan-extra-plugins",
+    "libstrongswan-standard-plugins",
+    "strongswan-charon",
+];
+
+/// Makes trees of other releases.
+pub(crate) const DEBOOTSTRAP: &[&str] = &["debootstrap", "debian-archive-keyring"];
+
 /// IKE daemons of other makes that cannot be installed beside strongSwan, and are unpacked instead.
 pub(crate) const PEERS: &[&str] = &["libreswan", "openiked"];
 
@@ -117,6 +128,45 @@ pub(crate) fn unpack_with(options: &[String], package: &str, folder: &Path) -> R
     fs::remove_file(archive)?;
     fs::rename(&parts, folder)?;
     Ok(())
+}
+
+/// Makes a tree of another release of Debian with some packages; one that is there already stays.
+pub(crate) fn bootstrap(release: &str, packages: &[&str], folder: &Path) -> Result<(), Error> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    eprintln!("xtask: debootstrap of {release}");
+    let parts = folder.with_extension("part");
+    let _ = fs::remove_dir_all(&parts);
+    fs::create_dir_all(&parts)?;
+    let mut bootstrap = command("debootstrap", ["--variant=minbase"]);
+    bootstrap
+        .arg(format!("--include={}", packages.join(",")))
+        .arg(release)
+        .arg(&parts)
+        .arg(mirror()?);
+    quiet(bootstrap)?;
+    fs::rename(&parts, folder)?;
+    Ok(())
+}
+
+/// The mirror that this machine gets Debian itself from.
+pub(crate) fn mirror() -> Result<String, Error> {
+    let format = "$(REPO_URI) $(RELEASE) $(COMPONENT)";
+    let targets = quiet(command(
+        "apt-get",
+        ["indextargets", "--format", format, "Created-By: Packages"],
+    ))?;
+    targets
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (uri, release, component) = (words.next()?, words.next()?, words.next()?);
+            // Security updates and the like come from other places, or lack most packages.
+            (component == "main" && !release.contains('-')).then(|| uri.to_owned())
+        })
+        .next()
+        .ok_or_else(|| "apt has no source of Debian's main component".into())
 }
 
 /// Whether a package is installed.

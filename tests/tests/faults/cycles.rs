@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use swanherd_tests::{Daemon, Node, Plane, Star, StarPlan, peer, subject};
+use swanherd_tests::{Daemon, Node, Plane, Star, StarPlan, peer};
 
 use crate::support::{
     View, assert_audit_is_clean, assert_same, initiate, resident, terminate, times,
@@ -21,11 +21,8 @@ fn cycles_of_thirty_tunnels_leave_nothing_behind() {
 /// Goes through `count` cycles over a star of tunnels, and compares what the kernel has.
 pub(crate) fn cycles(plane: Plane, responders: Daemon, tunnels: u16, count: u32) {
     let mut star = Star::start(&StarPlan {
-        gateway: subject(),
         responders,
-        plane,
-        count: tunnels,
-        binary: None,
+        ..StarPlan::new(plane, tunnels)
     });
     let pristine = View::of(&star.gateway.namespace);
     star.start_gateway();
