@@ -55,6 +55,9 @@ pub(crate) trait Watcher: Send + Sync + 'static {
     /// A device has gone. Called at once.
     fn vanished(&self, interface: u32) -> impl Future<Output = ()> + Send;
 
+    /// A device was set down. Called at once.
+    fn set_down(&self, interface: u32) -> impl Future<Output = ()> + Send;
+
     /// Something has changed, and the host is quiet again. In a contest with another program,
     /// which was told of, that there is something to mend is no news.
     fn evaluate(&self, contest: bool) -> impl Future<Output = ()> + Send;
@@ -119,6 +122,10 @@ pub(crate) async fn run(
                         Change::None => {}
                         Change::Tunnels => due.tunnels_changed(now),
                         Change::Host => due.host_changed(now),
+                        Change::Down(interface) => {
+                            due.host_changed(now);
+                            watcher.set_down(interface).await;
+                        }
                         Change::Vanished(interface) => {
                             due.host_changed(now);
                             watcher.vanished(interface).await;
@@ -257,6 +264,8 @@ enum Change {
     Tunnels,
     /// An address, link, route or rule.
     Host,
+    /// A device was set down.
+    Down(u32),
     /// A device has gone.
     Vanished(u32),
 }
@@ -299,14 +308,20 @@ impl Links {
             self.flags.remove(&index);
             return Change::Vanished(index);
         }
+        const UP: u32 = libc::IFF_UP as u32;
         let flags = flags & MATTERS;
-        if self.flags.get(&index) == Some(&flags) {
+        let before = self.flags.get(&index).copied();
+        if before == Some(flags) {
             return Change::None;
         }
-        if self.flags.len() < MAX_LINKS || self.flags.contains_key(&index) {
+        if self.flags.len() < MAX_LINKS || before.is_some() {
             self.flags.insert(index, flags);
         }
-        Change::Host
+        if flags & UP == 0 && before.is_none_or(|before| before & UP != 0) {
+            Change::Down(index)
+        } else {
+            Change::Host
+        }
     }
 }
 
@@ -371,7 +386,11 @@ mod tests {
 
         assert_eq!(news(&mut links, UP), Change::Host);
         assert_eq!(news(&mut links, UP | PROMISC), Change::None);
-        assert_eq!(news(&mut links, 0), Change::Host);
+        assert_eq!(news(&mut links, 0), Change::Down(5));
+        assert_eq!(news(&mut links, UP), Change::Host);
+        // What it was before may be unknown.
+        let down = link(libc::RTM_NEWLINK, 6, 0);
+        assert_eq!(read(&mut links, &down), Change::Down(6));
         let gone = link(libc::RTM_DELLINK, 5, 0);
         assert_eq!(read(&mut links, &gone), Change::Vanished(5));
     }
@@ -508,6 +527,8 @@ mod tests {
         async fn vanished(&self, interface: u32) {
             self.0.lock().unwrap().1.push(interface);
         }
+
+        async fn set_down(&self, _interface: u32) {}
 
         async fn evaluate(&self, _contest: bool) {
             self.0.lock().unwrap().0 += 1;

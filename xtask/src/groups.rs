@@ -408,9 +408,15 @@ impl Report {
             for binary in &binaries {
                 let mut tests = lab::vm(kernel, 1, 1024, 900)?;
                 tests.env("SWANHERD_LAB", "vm");
+                if kernel == OFFLOADING {
+                    tests.env(lab::NETDEVSIM, kernel.netdevsim()?);
+                }
                 tests
                     .arg(binary)
                     .args(["--test-threads=1", "--color=never"]);
+                if kernel != OFFLOADING {
+                    tests.args(["--skip", "offload::"]);
+                }
                 guests.push((format!("Linux {}", kernel.name()), tests));
             }
         }
@@ -638,6 +644,10 @@ fn build_fuzz_targets() -> Result<Vec<PathBuf>, Error> {
         .map(|(_, path)| path)
         .collect())
 }
+
+/// The kernel under which ESP is offloaded: the one that this machine's own compiler builds modules
+/// for.
+const OFFLOADING: Kernel = Kernel::V6_1;
 
 /// Tests in namespaces that need no kernel but this one.
 const NETNS_TESTS: &[&str] = &[

@@ -11,6 +11,9 @@ use crate::kernels::Kernel;
 use crate::packages;
 use crate::shell::{Error, cache, is_root, workspace};
 
+/// The variable that names the module netdevsim.
+pub(crate) const NETDEVSIM: &str = "SWANHERD_NETDEVSIM";
+
 /// Under which kernel.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Bed {
@@ -37,6 +40,10 @@ pub(crate) struct Args {
     /// CPUs of the guest (vm)
     #[arg(long, default_value_t = 2)]
     cpus: u32,
+    /// Also build netdevsim, a device that ESP can be offloaded to; the module is
+    /// $SWANHERD_NETDEVSIM (vm)
+    #[arg(long)]
+    netdevsim: bool,
     /// What to run; $OUT is a folder that outlives the guest
     #[arg(last = true, required = true)]
     command: Vec<String>,
@@ -44,12 +51,14 @@ pub(crate) struct Args {
 
 /// Runs a command under another kernel, with its output as ours.
 pub(crate) fn lab(args: &Args) -> Result<u8, Error> {
-    let status = match args.bed {
+    let mut guest = match args.bed {
         Bed::Uml => uml(args.memory, args.seconds)?,
         Bed::Vm => vm(args.kernel, args.cpus, args.memory, args.seconds)?,
+    };
+    if args.netdevsim {
+        guest.env(NETDEVSIM, args.kernel.netdevsim()?);
     }
-    .args(&args.command)
-    .status()?;
+    let status = guest.args(&args.command).status()?;
     Ok(status
         .code()
         .and_then(|code| u8::try_from(code).ok())

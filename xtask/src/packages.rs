@@ -64,6 +64,9 @@ pub(crate) const VM: &[&str] = &[
 /// Compilers for what libFuzzer and ring bring along.
 pub(crate) const COMPILERS: &[&str] = &["gcc", "g++", "libc6-dev"];
 
+/// What a kernel module is built with; the kernel's own tools are linked with libelf.
+pub(crate) const MODULE_BUILD: &[&str] = &["binutils", "gcc", "libelf1", "make", "xz-utils"];
+
 /// Makes sure that packages are there: `Err` says which are not, and why they cannot be had.
 pub(crate) fn install(packages: &[&str]) -> Result<(), Error> {
     let missing: Vec<&str> = packages.iter().copied().filter(|p| !installed(p)).collect();

@@ -29,6 +29,9 @@ impl Watcher for Adapter {
         }
     }
 
+    /// That the TUN device is down shows in what it does with packets.
+    async fn set_down(&self, _interface: u32) {}
+
     async fn evaluate(&self, contest: bool) {
         if let Err(error) = self.system.lock().await.mend(contest).await {
             tracing::warn!(%error, "cannot adapt the routes of tunnels");

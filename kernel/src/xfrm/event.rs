@@ -14,7 +14,7 @@ use netlink_packet_xfrm::{
     XFRMNLGRP_MAPPING, XFRMNLGRP_MIGRATE, XFRMNLGRP_POLICY, XFRMNLGRP_SA,
 };
 use netlink_sys::Socket;
-use portable_atomic::{AtomicU64, Ordering};
+use portable_atomic::{AtomicBool, AtomicU64, Ordering};
 use swanherd_ipsec::plane::{PlaneEvent, SaCounters, SaEntry, SaId};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -57,6 +57,8 @@ pub(super) struct Counts {
     /// Held while operations are between the books and the kernel, and while both are compared:
     /// what is on its way to the kernel is not missing there.
     pub(super) installing: tokio::sync::Mutex<()>,
+    /// Anything may have gone without a notice.
+    unsure: AtomicBool,
     wake: tokio::sync::Notify,
 }
 
@@ -139,6 +141,9 @@ pub(super) async fn run(
                 if deliver_expired(&sender, missing, |id| forget(&shared, id)).await.is_err() {
                     return;
                 }
+                if shared.counts.unsure.swap(false, Ordering::Relaxed) {
+                    reader.suspect(|suspect| (suspect.sas, suspect.policies) = (true, true));
+                }
                 continue;
             }
             room = sender.reserve(), if reader.behind => {
@@ -194,6 +199,13 @@ pub(super) fn report_missing(shared: &Shared, missing: &[SaId]) {
         lock(&shared.counts.missing).extend(missing);
         shared.counts.wake.notify_one();
     }
+}
+
+/// Lets the event task compare everything with the kernel, which has dropped SAs or policies
+/// without saying so.
+pub(super) fn compare_all(shared: &Shared) {
+    shared.counts.unsure.store(true, Ordering::Relaxed);
+    shared.counts.wake.notify_one();
 }
 
 /// What may no longer be in the kernel as the books say.

@@ -346,12 +346,32 @@ pub(super) struct SeenSa {
     pub(super) reqid: u32,
     /// Source address of the outer packets.
     pub(super) src: IpAddr,
-    /// Interface index of the device that processes it.
-    pub(super) device: Option<u32>,
+    /// The device that processes it.
+    pub(super) offload: Option<SeenOffload>,
     /// When it was installed, in seconds since the epoch.
     pub(super) added: u64,
     /// Counters.
     pub(super) counters: SaCounters,
+}
+
+/// `struct xfrm_user_offload` of an SA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SeenOffload {
+    /// Interface index of the device.
+    pub(super) interface: u32,
+    /// It does everything, policies included. Kernels before 6.2 do not know that, and some take
+    /// the wish for it as one for encryption.
+    pub(super) packet: bool,
+}
+
+impl SeenOffload {
+    fn read(value: &[u8]) -> Option<Self> {
+        let (interface, rest) = value.split_first_chunk()?;
+        Some(Self {
+            interface: u32::from_ne_bytes(*interface),
+            packet: rest.first()? & XFRM_OFFLOAD_PACKET != 0,
+        })
+    }
 }
 
 impl SeenSa {
@@ -360,14 +380,11 @@ impl SeenSa {
         let info = UserSaInfo::parse(payload).ok()?;
         let mut seen_mark = None;
         let mut last_used = None;
-        let mut device = None;
+        let mut offload = None;
         for attribute in attributes(payload, XFRM_USER_SA_INFO_LEN) {
             match attribute.0 {
                 XFRMA_MARK => seen_mark = read_mark(attribute.1),
-                // struct xfrm_user_offload begins with the interface.
-                XFRMA_OFFLOAD_DEV => {
-                    device = attribute.1.first_chunk().copied().map(u32::from_ne_bytes);
-                }
+                XFRMA_OFFLOAD_DEV => offload = SeenOffload::read(attribute.1),
                 XFRMA_LASTUSED => {
                     last_used = attribute.1.first_chunk().copied().map(u64::from_ne_bytes);
                 }
@@ -383,7 +400,7 @@ impl SeenSa {
             mark: seen_mark,
             reqid: info.reqid,
             src: address(info.family, &info.saddr),
-            device,
+            offload,
             added: info.lifetime_cur.add_time,
             counters: SaCounters {
                 bytes: info.lifetime_cur.bytes,

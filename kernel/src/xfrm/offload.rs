@@ -8,16 +8,19 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use swanherd_ipsec::plane::{Direction, HwOffload, SaEntry};
 
 use crate::route::Router;
+use crate::watch::ANY_INTERFACE;
 
-/// Remembers which devices have disappointed, to say so once.
+/// Remembers which devices have taken over, and which have disappointed, to say so once.
 #[derive(Debug, Default)]
 pub(super) struct Offload {
     told: Mutex<BTreeSet<(u32, IpAddr)>>,
+    /// Interface indices of devices that SAs were given to.
+    in_use: Mutex<BTreeSet<u32>>,
 }
 
 /// A device that is to take over.
@@ -84,6 +87,29 @@ impl Offload {
                 packet: true,
             })
             .ok_or_else(|| format!("no device for offload: no interface has {own}"))
+    }
+
+    /// An SA was given to a device.
+    pub(super) fn uses(&self, device: &Device) {
+        self.in_use().insert(device.index);
+    }
+
+    /// Whether SAs were given to a device.
+    pub(super) fn is_in_use(&self, interface: u32) -> bool {
+        self.in_use().contains(&interface)
+    }
+
+    /// A device has gone, or any one may have: whether SAs were given to it.
+    pub(super) fn lets_go(&self, interface: u32) -> bool {
+        let mut in_use = self.in_use();
+        match interface {
+            ANY_INTERFACE => !in_use.is_empty(),
+            _ => in_use.remove(&interface),
+        }
+    }
+
+    fn in_use(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says once for each device that the kernel does the work itself.

@@ -163,11 +163,17 @@ impl XfrmPlane {
     /// Without saying so, the kernel installs an SA that asks for crypto offload in software if
     /// the device cannot do it.
     async fn check_offload(&self, entry: &SaEntry, device: &Device) -> Result<(), PlaneError> {
-        let seen = self.get_sa(entry.id(), entry.mark).await;
-        if seen.is_none_or(|sa| sa.device.is_some()) {
+        self.shared.offload.uses(device);
+        let Some(seen) = self.get_sa(entry.id(), entry.mark).await else {
             return Ok(());
-        }
-        let reason = format!("{device} does not take over ESP");
+        };
+        let reason = match seen.offload {
+            None => format!("{device} does not take over ESP"),
+            Some(offload) if device.packet && !offload.packet => {
+                format!("{device} or this kernel takes over encryption only")
+            }
+            Some(_) => return Ok(()),
+        };
         if entry.offload == HwOffload::Auto {
             self.shared.offload.falls_back(device, &reason);
             return Ok(());
@@ -214,6 +220,27 @@ impl XfrmPlane {
                 errno: None,
             })?;
         Ok(self.shared.requests.command(&request, 0).await)
+    }
+
+    /// Installs an SA at its new place, with a device as far as there is one that takes it.
+    async fn send_moved(
+        &self,
+        moved: &SaEntry,
+        carried: &CarriedState,
+        device: Option<&Device>,
+    ) -> Result<Result<(), NetlinkError>, PlaneError> {
+        let sent = self.send_sa(moved, false, carried.clone(), device).await?;
+        match (&sent, device) {
+            (Ok(()), Some(device)) => self.shared.offload.uses(device),
+            (Err(error), Some(refusing))
+                if moved.offload == HwOffload::Auto && error.errno() != Some(libc::EEXIST) =>
+            {
+                self.shared.offload.falls_back(refusing, &error.to_string());
+                return self.send_sa(moved, false, carried.clone(), None).await;
+            }
+            _ => {}
+        }
+        Ok(sent)
     }
 
     fn options(&self, device: Option<&Device>) -> SaOptions {
@@ -263,8 +290,9 @@ impl XfrmPlane {
             .map_err(|reason| refuse(reason, None))?;
         let same_place = moved.src == entry.src && moved.dst == entry.dst;
         if same_place && moved.encap.is_some() && entry.encap.is_some() {
-            // Only ports differ: the kernel changes those in place.
-            self.send_sa(&moved, true, CarriedState::default(), device.as_ref())
+            // Only ports differ: the kernel changes those in place, and so nothing is offered to a
+            // device a second time.
+            self.send_sa(&moved, true, CarriedState::default(), None)
                 .await?
                 .map_err(fail)?;
             self.shared
@@ -300,10 +328,7 @@ impl XfrmPlane {
         }
         let removed = self.delete_sa(id, entry.mark).await;
         let result = match removed {
-            Ok(()) => {
-                self.send_sa(&moved, false, carried.clone(), device.as_ref())
-                    .await?
-            }
+            Ok(()) => self.send_moved(&moved, &carried, device.as_ref()).await?,
             Err(error) => Err(error),
         };
         if let Err(error) = result {

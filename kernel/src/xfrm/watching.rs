@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What changes of this host's network mean to the kernel's SAs and routes.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use swanherd_ipsec::plane::{HwOffload, Mark, SaId};
+use swanherd_ipsec::plane::HwOffload;
 
 use super::message::{self, SeenSa};
 use super::{Shared, absent_is_fine, event};
@@ -27,8 +26,23 @@ impl Watcher for Adapter {
     /// The kernel cannot get rid of a device as long as SAs refer to it. Those SAs are of no use:
     /// their keys and sequence numbers were the device's.
     async fn vanished(&self, interface: u32) {
-        if let Err(error) = self.release(interface).await {
-            tracing::warn!(%error, interface, "cannot remove the SAs of a vanished device");
+        if self.shared.offload.lets_go(interface) {
+            tracing::warn!(interface, "a device to which SAs were offloaded has gone");
+            if let Err(error) = self.release(interface).await {
+                tracing::warn!(%error, interface, "cannot remove the SAs of a vanished device");
+            }
+            event::compare_all(&self.shared);
+        }
+    }
+
+    /// The kernel drops what the device had taken over, and tells nobody.
+    async fn set_down(&self, interface: u32) {
+        if self.shared.offload.is_in_use(interface) {
+            tracing::warn!(
+                interface,
+                "a device to which SAs are offloaded was set down"
+            );
+            event::compare_all(&self.shared);
         }
     }
 
@@ -41,25 +55,14 @@ impl Watcher for Adapter {
 }
 
 impl Adapter {
+    /// Removes our SAs that are still offloaded to a device that has gone.
     async fn release(&self, interface: u32) -> Result<(), NetlinkError> {
-        let offloaded: BTreeSet<SaId> = {
-            let books = self.shared.books();
-            let sas = books.desired.sas();
-            sas.filter(|(_, sa)| {
-                matches!(sa, WantedSa::Installed(entry) if entry.offload != HwOffload::No)
-            })
-            .map(|(id, _)| *id)
-            .collect()
-        };
-        if offloaded.is_empty() {
-            return Ok(());
-        }
         let seen = self
             .shared
             .requests
             .dump(&message::dump_sas(), |_, payload| {
                 let sa = SeenSa::parse(payload)?;
-                Some((sa.id, sa.mark, sa.device?))
+                Some((sa.id, sa.mark, sa.offload?.interface))
             })
             .await?;
         let present = match interface {
@@ -70,24 +73,16 @@ impl Adapter {
             Some(present) => !present.contains(&device),
             None => device == interface,
         };
-        let lost: Vec<(SaId, Option<Mark>)> = seen
-            .into_iter()
-            .filter(|(id, _, device)| offloaded.contains(id) && gone(*device))
-            .map(|(id, mark, _)| (id, mark))
-            .collect();
-        for (id, mark) in &lost {
-            let removal = message::remove_sa(*id, *mark);
-            absent_is_fine(self.shared.requests.command(&removal, 0).await)?;
-        }
-        let lost: Vec<SaId> = lost.into_iter().map(|(id, _)| id).collect();
-        if !lost.is_empty() {
-            tracing::warn!(
-                interface,
-                sas = lost.len(),
-                "a device vanished with its SAs"
+        for (id, mark, device) in seen {
+            let ours = matches!(
+                self.shared.books().desired.sa(id),
+                Some(WantedSa::Installed(entry)) if entry.offload != HwOffload::No
             );
+            if ours && gone(device) {
+                let removal = message::remove_sa(id, mark);
+                absent_is_fine(self.shared.requests.command(&removal, 0).await)?;
+            }
         }
-        event::report_missing(&self.shared, &lost);
         Ok(())
     }
 }

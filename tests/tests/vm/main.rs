@@ -4,6 +4,8 @@
 //! kernels in an emulator, where programs run twenty times slower: few tests, ours at both ends
 //! where the peer does not matter, and no tool where VICI does.
 
+mod offload;
+
 use std::time::{Duration, Instant};
 
 use swanherd_tests::{Daemon, Lab, Message, Namespace, Node, Pings, Plane, subject, xfrm};
@@ -131,6 +133,12 @@ fn assert_packets(node: &Node, child: &str, expected: u64) {
         child_sa(n, child)
             .is_some_and(|c| ["packets-in", "packets-out"].map(|k| c.number(k)) == [expected; 2])
     });
+}
+
+/// Asserts that the daemon finds nothing to mend.
+fn assert_audit_is_clean(node: &Node) {
+    let audit = node.swanherd(&["reconcile", "--dry-run", "--json"]);
+    assert!(audit.ok(), "{audit}\n{}", node.log());
 }
 
 #[test]
