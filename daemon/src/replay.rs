@@ -26,6 +26,7 @@ pub(crate) fn replay(args: &Replay) -> ExitCode {
         // A reader that has gone has seen enough.
         let _ = writeln!(out, "{:12.6} {}", shown.at.as_secs_f64(), shown.text);
     });
+    drop(out);
     report(args, &outcome)
 }
 
@@ -118,7 +119,14 @@ fn report(args: &Replay, outcome: &Result<Replayed, Failure>) -> ExitCode {
         Err(Failure::Replay(error)) => no_recording(error.to_string()),
         Err(Failure::File(error)) => no_recording(error.clone()),
     };
-    say(&if args.json { value.to_string() } else { text });
+    // The verdict is what was asked for; only what went wrong belongs on standard error.
+    if args.json {
+        let _ = writeln!(std::io::stdout(), "{value}");
+    } else if code == ExitCode::SUCCESS {
+        let _ = writeln!(std::io::stdout(), "{text}");
+    } else {
+        say(&text);
+    }
     code
 }
 

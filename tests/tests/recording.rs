@@ -168,8 +168,10 @@ fn secrets_of_log(log: &str) -> Vec<Vec<u8>> {
                     .filter_map(|pair| u8::from_str_radix(pair, 16).ok()),
             );
         }
-        // Public values are called keys, too, and are there.
-        if named && !what.contains("public") && octets.len() == len && len >= 16 {
+        // Public values are called keys, too, and are there; as is AUTH data, which is called after
+        // the secret that it is made with.
+        let told = what.contains("public") || what.contains("AUTH = ");
+        if named && !told && octets.len() == len && len >= 16 {
             secrets.push(octets);
         }
     }
