@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What fuzz targets need to play a peer that has keys and no manners.
+//! What tests and fuzz targets need to play a peer that has keys and no manners.
 
 use super::Endpoint;
 use crate::api::IkeSaId;

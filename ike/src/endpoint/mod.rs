@@ -19,7 +19,7 @@ mod acquire;
 mod command;
 pub(crate) mod connections;
 mod farewell;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 mod fuzzing;
 pub(crate) mod half_open;
 mod inbound;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two endpoints in virtual time over a perfect network.
 
+mod exchange;
 mod handshake;
 mod harness;
 mod lifetime;

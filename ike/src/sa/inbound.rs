@@ -132,6 +132,11 @@ impl IkeSa {
         if header.flags.response {
             self.landed();
             self.handle_response(env, now, opened.header.exchange, &opened.payloads, path);
+        } else if header.exchange == ExchangeType::CreateChildSa
+            && self.state == IkeState::Connecting
+        {
+            // The peer's last message of IKE_AUTH is still on its way; it will ask again.
+            self.drop_message(env, "its exchange is too early");
         } else {
             self.begin_request(now, header.message_id, header.exchange);
             if let Some(critical) = unsupported_critical(&opened.payloads) {
@@ -241,6 +246,13 @@ impl IkeSa {
             now,
             NotifyPayload::new(NotifyType::InvalidSyntax, data),
         );
+        // The peer takes this answer for the end of the IKE SA (RFC 7296 section 2.21.3).
+        self.fail(
+            env,
+            now,
+            FailureReason::PeerMisbehaved,
+            format!("the peer's request is malformed: {error}"),
+        );
     }
 
     /// Answers the request that is being worked on with an error.
@@ -290,6 +302,12 @@ impl IkeSa {
                 );
                 let notify = NotifyPayload::new(NotifyType::InvalidSyntax, Vec::new());
                 self.send_response(env, now, &[Payload::Notify(notify)]);
+                self.fail(
+                    env,
+                    now,
+                    FailureReason::PeerMisbehaved,
+                    format!("the peer's {exchange} request fits nothing"),
+                );
             }
         }
     }
@@ -302,6 +320,20 @@ impl IkeSa {
         payloads: &[Payload],
         path: Path,
     ) {
+        let is_fatal = |payload: &Payload| {
+            matches!(payload, Payload::Notify(notify)
+                if notify.notify_type == NotifyType::InvalidSyntax)
+        };
+        // Of IKE_AUTH the initiator says what it was that failed.
+        if exchange != ExchangeType::IkeAuth && payloads.iter().any(is_fatal) {
+            self.fail(
+                env,
+                now,
+                FailureReason::PeerMisbehaved,
+                format!("the peer answers the {exchange} request with INVALID_SYNTAX"),
+            );
+            return;
+        }
         match std::mem::replace(&mut self.active, Active::Idle) {
             Active::Initiating(state) => self.handle_auth_response(env, now, *state, payloads),
             Active::CreatingChild(state) => {

@@ -102,7 +102,7 @@ impl Protection {
     }
 
     /// A message with any octets inside.
-    #[cfg(fuzzing)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn seal_octets(
         &mut self,
         header: &Header,
@@ -405,6 +405,27 @@ mod tests {
             assert_eq!(take(&mut reassembly, &bob, raw), Ok(None));
         }
         assert_eq!(take(&mut reassembly, &bob, last), Ok(Some(payloads)));
+    }
+
+    #[test]
+    fn many_small_fragments_are_put_together_and_copies_cost_nothing() {
+        let (mut alice, bob) = pair();
+        let (header, payloads) = long_message(true);
+        let mut rng = Rng::new([1; 32]);
+        let fragments = alice.seal(&header, &payloads, Some(128), &mut rng).unwrap();
+        assert!(fragments.len() >= 32, "{}", fragments.len());
+        let mut reassembly = Reassembly::default();
+        for _ in 0..100 {
+            assert_eq!(take(&mut reassembly, &bob, &fragments[0]), Ok(None));
+        }
+        assert_eq!(reassembly.response.as_ref().unwrap().parts.len(), 1);
+        let rest = &fragments[1..];
+        let results: Vec<_> = rest
+            .iter()
+            .filter_map(|raw| take(&mut reassembly, &bob, raw).unwrap())
+            .collect();
+        assert_eq!(results, [payloads]);
+        assert!(reassembly.response.is_none());
     }
 
     #[test]
