@@ -443,6 +443,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     fn load_connection(&mut self, mut connection: Connection) -> Result<(), String> {
         read_certificates(&mut connection)?;
         fitting::fit(&mut connection, &self.plane.capabilities())?;
+        fitting::fit_ports(&connection, self.endpoint.settings())?;
         if self
             .connections
             .get(&connection.name)

@@ -2,6 +2,7 @@
 //! Whether the data plane can do what a connection asks for, found out before it is negotiated.
 
 use swanherd_config::model::{Child, ChildMode, Connection, IfId, MarkSpec};
+use swanherd_ike::api::Settings;
 use swanherd_ipsec::Proposal;
 use swanherd_ipsec::plane::Mode;
 use swanherd_ipsec::proposal::Transform;
@@ -36,6 +37,23 @@ pub(crate) fn fit(connection: &mut Connection, plane: &Capabilities) -> Result<(
         ));
     }
     Ok(())
+}
+
+/// Whether this host has the port that a connection wants to use: `charon.port` or
+/// `charon.port_nat_t`, which 500 and 4500 stand for.
+///
+/// # Errors
+/// If it has not.
+pub(crate) fn fit_ports(connection: &Connection, settings: &Settings) -> Result<(), String> {
+    let (ike, nat_t) = (settings.port, settings.port_nat_t);
+    if [500, 4500, ike, nat_t].contains(&connection.local_port) {
+        return Ok(());
+    }
+    Err(format!(
+        "{}: local_port = {} is neither charon.port ({ike}) nor charon.port_nat_t ({nat_t}), the \
+         ports that this daemon has",
+        connection.name, connection.local_port
+    ))
 }
 
 fn lacking(child: &Child, connection: [IfId; 2], plane: &Capabilities) -> Option<&'static str> {

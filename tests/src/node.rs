@@ -43,6 +43,7 @@ pub struct Node {
     binary: Option<PathBuf>,
     record: bool,
     child: Option<Child>,
+    resolver: bool,
 }
 
 /// What `swanctl` looks into; it complains about each that is missing.
@@ -132,6 +133,7 @@ impl Node {
             binary: None,
             record: false,
             child: None,
+            resolver: false,
         }
     }
 
@@ -142,6 +144,19 @@ impl Node {
     pub fn configure(&self, swanctl_conf: &str) {
         fs::write(self.swanctl_dir().join("swanctl.conf"), swanctl_conf)
             .expect("definitions can be written");
+    }
+
+    /// Lets the daemon ask this server for names, and no other, from its next start on.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn set_resolver(&mut self, server: &str) {
+        fs::write(
+            self.dir.join("resolv.conf"),
+            format!("nameserver {server}\n"),
+        )
+        .expect("a file for the resolver");
+        self.resolver = true;
     }
 
     /// Runs another build of swanherd than [`swanherd_binary`].
@@ -217,17 +232,26 @@ impl Node {
         // Should this process be killed, the kernel ends the daemon. charon's file with its
         // process id has a fixed name, so that each needs a /run of its own.
         let mut command = self.namespace.command("setpriv");
+        let resolver = if self.resolver {
+            format!(
+                "mount --bind '{}/resolv.conf' /etc/resolv.conf && ",
+                self.dir.display()
+            )
+        } else {
+            String::new()
+        };
+        let daemon = match self.daemon {
+            Daemon::Charon => charon(),
+            Daemon::Swanherd if self.record => format!(
+                "exec '{}' run --record '{}'",
+                self.binary().display(),
+                self.recording().display()
+            ),
+            Daemon::Swanherd => format!("exec '{}' run", self.binary().display()),
+        };
         command
             .args(["--pdeathsig", "KILL", "sh", "-c"])
-            .arg(match self.daemon {
-                Daemon::Charon => charon(),
-                Daemon::Swanherd if self.record => format!(
-                    "exec '{}' run --record '{}'",
-                    self.binary().display(),
-                    self.recording().display()
-                ),
-                Daemon::Swanherd => format!("exec '{}' run", self.binary().display()),
-            });
+            .arg(resolver + &daemon);
         self.child = Some(
             self.environment(&mut command)
                 .stdin(Stdio::null())

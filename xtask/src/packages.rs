@@ -8,7 +8,13 @@ use std::path::Path;
 use crate::shell::{Error, command, is_root, quiet};
 
 /// Namespaces and traffic.
-pub(crate) const NETWORK: &[&str] = &["iproute2", "iputils-ping", "util-linux"];
+pub(crate) const NETWORK: &[&str] = &[
+    "iproute2",
+    "iptables",
+    "iputils-ping",
+    "procps",
+    "util-linux",
+];
 
 /// strongSwan as the peer, and its tools.
 pub(crate) const STRONGSWAN: &[&str] = &[

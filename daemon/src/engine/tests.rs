@@ -197,6 +197,29 @@ async fn policies_and_counts_come_from_the_data_plane() {
 }
 
 #[tokio::test]
+async fn a_connection_from_a_port_that_nobody_listens_on_is_refused() {
+    let fixture = Fixture::start(FakePlane::default(), Duration::ZERO);
+    let load = |local_port| {
+        let connection = Connection {
+            local_port,
+            ..connection()
+        };
+        let control = fixture.control.clone();
+        async move {
+            let load = |reply| Request::LoadConnection(Box::new(connection), reply);
+            control.ask(load).await.unwrap()
+        }
+    };
+    assert_eq!(load(4500).await, Ok(()));
+    assert_eq!(
+        load(5000).await.unwrap_err(),
+        "gw: local_port = 5000 is neither charon.port (500) nor charon.port_nat_t (4500), the \
+         ports that this daemon has"
+    );
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn shunts_of_a_loaded_connection_stand_until_it_is_unloaded() {
     let connection = connection();
     let fixture = Fixture::start(FakePlane::default(), Duration::ZERO);

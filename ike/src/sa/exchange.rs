@@ -423,7 +423,7 @@ impl IkeSa {
         (local, remote): Path,
     ) {
         self.last_outbound = now.instant;
-        let dscp = self.conn.as_ref().map_or(0, |conn| conn.dscp);
+        let dscp = self.conn.as_ref().map_or(self.dscp, |conn| conn.dscp);
         for payload in datagrams {
             env.actions.push_back(Action::Transmit(Transmit {
                 local,
@@ -499,5 +499,27 @@ mod tests {
             .collect();
 
         assert_eq!(millis, [4000, 7200, 12_960, 23_328, 41_990, 75_582]);
+    }
+
+    #[test]
+    fn the_limit_of_retransmission_delays_holds_and_chance_shortens_them() {
+        let settings = Settings {
+            retransmit_limit: Duration::from_secs(20),
+            retransmit_jitter: 20,
+            ..Settings::default()
+        };
+        let mut rng = Rng::new([0; 32]);
+        for (tries, longest) in [(0, 4000), (2, 12_960), (3, 20_000), (100, 20_000)] {
+            let millis: Vec<u128> = (0..200)
+                .map(|_| retransmit_delay(&settings, &mut rng, tries).as_millis())
+                .collect();
+            assert!(
+                millis
+                    .iter()
+                    .all(|n| (longest * 4 / 5..=longest).contains(n))
+            );
+            assert!(millis.iter().any(|n| *n < longest * 17 / 20));
+            assert!(millis.iter().any(|n| *n > longest * 19 / 20));
+        }
     }
 }

@@ -12,6 +12,8 @@ use crate::api::{FailureReason, LogGroup, Now};
 
 /// The port of IKE (RFC 7296 section 2).
 const IKE_PORT: u16 = 500;
+/// The port of IKE and ESP behind NAT (RFC 7296 section 2.23).
+const NAT_T_PORT: u16 = 4500;
 
 impl IkeSa {
     /// Has a name of the peer's looked up, anew for each attempt.
@@ -69,24 +71,29 @@ impl IkeSa {
         let Some(conn) = self.conn.clone() else {
             return;
         };
-        self.remote = SocketAddr::new(addr, conn.remote_port);
         // A peer that listens elsewhere than on port 500 expects the non-ESP marker, which only
-        // the NAT-T socket speaks. Port 500 of this side is whatever `charon.port` is.
-        let port = match conn.local_port {
-            IKE_PORT if conn.remote_port != IKE_PORT => env.settings.port_nat_t,
-            IKE_PORT => env.settings.port,
-            port => port,
+        // the NAT-T socket speaks; and who speaks from there does not speak to port 500. The usual
+        // ports stand for `charon.port` and `charon.port_nat_t`.
+        let settings = &env.settings;
+        let (own_port, port) = match (conn.local_port, conn.remote_port) {
+            (IKE_PORT, IKE_PORT) => (settings.port, IKE_PORT),
+            (port, IKE_PORT) if port == settings.port => (port, IKE_PORT),
+            (_, IKE_PORT) => (settings.port_nat_t, NAT_T_PORT),
+            (_, port) => (settings.port_nat_t, port),
         };
-        let own = conn.local_addrs.iter().find_map(|host| match host {
+        self.remote = SocketAddr::new(addr, port);
+        let mut fitting = conn.local_addrs.iter().filter_map(|host| match host {
             HostSpec::Addr(own) if own.is_ipv4() == addr.is_ipv4() => Some(*own),
             _ => None,
         });
+        let present = fitting.clone().find(|own| env.hosts.contains_key(own));
+        let own = present.or_else(|| fitting.next());
         let unspecified = if addr.is_ipv4() {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED)
         } else {
             IpAddr::V6(Ipv6Addr::UNSPECIFIED)
         };
-        self.local = SocketAddr::new(own.unwrap_or(unspecified), port);
+        self.local = SocketAddr::new(own.unwrap_or(unspecified), own_port);
         if own.is_some() {
             self.begin_init(env, now);
         } else {

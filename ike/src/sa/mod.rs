@@ -159,6 +159,8 @@ pub(crate) struct IkeSa {
     pub(crate) redirection: Redirection,
     /// The longest IP packet, where longer ones seem to get lost.
     pub(crate) packet: Option<u32>,
+    /// The code point of what is sent before it is known which connection this is for.
+    pub(crate) dscp: u8,
     pub(crate) suite: Option<IkeSuite>,
     pub(crate) keys: Option<IkeKeys>,
     pub(crate) protection: Option<Protection>,
@@ -252,6 +254,7 @@ impl IkeSa {
             mobility: Mobility::default(),
             redirection: Redirection::default(),
             packet: None,
+            dscp: 0,
             suite: None,
             keys: None,
             protection: None,

@@ -167,6 +167,7 @@ impl IkeSa {
         self.inbound.processing = Some((0, ExchangeType::IkeSaInit));
         self.inbound.current = sha1(&datagram.payload);
 
+        self.dscp = accepted.conn.dscp;
         let rule = accepted.conn.fragmentation;
         let fake = self.nat.supported && (env.settings.force_encap || accepted.conn.encap);
         self.nat.fake = fake;

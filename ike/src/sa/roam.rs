@@ -11,7 +11,7 @@ use super::env::{Env, Request, Slot};
 use super::exchange::Path;
 use super::mobike::allows_local;
 use super::{IkeSa, Task};
-use crate::api::{IkeState, LogGroup, Now, Token};
+use crate::api::{FailureReason, IkeState, LogGroup, Now, Token};
 
 /// The most addresses of a peer that are tried at once.
 const MAX_PATHS: usize = 8;
@@ -40,6 +40,18 @@ pub(crate) struct Search {
 impl IkeSa {
     /// Addresses or routes of this host have changed.
     pub(crate) fn roam(&mut self, env: &mut Env, now: Now) {
+        // What is being set up from an address that has gone cannot come to be.
+        let gone = !env.hosts.is_empty() && !env.hosts.contains_key(&self.local.ip());
+        if !self.dead
+            && self.state == IkeState::Connecting
+            && self.initiator
+            && self.outbound.in_flight.is_some()
+            && gone
+        {
+            let text = format!("this host has lost its address {}", self.local.ip());
+            self.fail(env, now, FailureReason::Unreachable, text);
+            return;
+        }
         // One that is replaced may still have to bring the peer the news of that.
         let moves = matches!(
             self.state,
@@ -178,7 +190,7 @@ impl IkeSa {
             self.log(
                 env,
                 LogGroup::Ike,
-                0,
+                1,
                 format!(
                     "there is no way to {} any more; waiting for one",
                     self.remote.ip()

@@ -151,6 +151,21 @@ fn ports_may_be_others_than_500_and_4500() {
 }
 
 #[test]
+fn who_begins_on_the_nat_traversal_port_calls_that_of_the_peer() {
+    let mut connections = pair();
+    connections.0.local_port = 4500;
+    let mut world = World::new(407);
+    world.tape = Some(Vec::new());
+    let world = established_with(world, connections);
+    for transmit in world.tape.as_ref().unwrap() {
+        assert_eq!(
+            (transmit.local.port(), transmit.remote.port()),
+            (4500, 4500)
+        );
+    }
+}
+
+#[test]
 fn a_peer_at_another_port_is_called_from_the_nat_traversal_port() {
     let mut settings = Settings::default();
     (settings.port, settings.port_nat_t) = (1500, 1501);
@@ -166,5 +181,28 @@ fn a_peer_at_another_port_is_called_from_the_nat_traversal_port() {
     for transmit in tape.iter().filter(alices) {
         assert_eq!(transmit.local.port(), 4500);
         assert_eq!(transmit.remote.port(), 1501);
+    }
+}
+
+#[test]
+fn ipv6_does_as_well_and_every_message_has_its_code_point() {
+    let (mut alice, mut bob) = pair();
+    let ends = ["2001:db8:1::1", "2001:db8:2::1"];
+    alice.remote_addrs = vec![HostSpec::Addr(ends[1].parse().unwrap())];
+    bob.remote_addrs = vec![HostSpec::Addr(ends[0].parse().unwrap())];
+    (alice.dscp, bob.dscp) = (46, 10);
+    (alice.dpd_delay, bob.dpd_delay) = (Duration::from_secs(10), Duration::from_secs(10));
+    let mut world = World::new(408);
+    world.set_addresses(ALICE, &ends[..1]);
+    world.set_addresses(BOB, &ends[1..]);
+    world.tape = Some(Vec::new());
+    let mut world = established_with(world, (alice, bob));
+    world.run_for(Duration::from_secs(60));
+    world.assert_in_sync(1);
+    let tape = world.tape.take().unwrap();
+    assert!(tape.len() > 8);
+    for transmit in &tape {
+        let alices = transmit.local.ip().to_string() == ends[0];
+        assert_eq!(transmit.dscp, if alices { 46 } else { 10 }, "{transmit:?}");
     }
 }

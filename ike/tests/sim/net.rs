@@ -78,7 +78,8 @@ impl Conditions {
     }
 }
 
-/// A NAT with one host behind it.
+/// A NAT with one host behind it. The inside reaches everything; the outside what answers to it,
+/// or is forwarded.
 #[derive(Clone, Debug)]
 pub(crate) struct Nat {
     pub(crate) inside: IpAddr,
@@ -95,6 +96,13 @@ impl Nat {
             mappings: BTreeMap::new(),
             next_port: 20_000,
         }
+    }
+
+    /// One that forwards the ports of IKE to the inside.
+    pub(crate) fn forwarding(inside: IpAddr, outside: IpAddr) -> Self {
+        let mut nat = Self::new(inside, outside);
+        nat.mappings = BTreeMap::from([(500, 500), (4500, 4500)]);
+        nat
     }
 
     /// Forgets all mappings: what the host sends from now on comes from other ports.
@@ -144,6 +152,8 @@ impl Nat {
 pub(crate) struct Network {
     pub(crate) conditions: Conditions,
     pub(crate) nat: Option<Nat>,
+    /// Another one, for another host.
+    pub(crate) other_nat: Option<Nat>,
     /// Nothing gets through.
     pub(crate) cut: bool,
     /// Nothing gets through from and to these addresses.

@@ -332,6 +332,23 @@ fn a_move_during_any_rekey_leaves_one_tunnel_at_the_new_address() {
 }
 
 #[test]
+fn an_attempt_from_an_address_that_has_gone_is_made_again_from_another_one() {
+    let mut world = World::new(210);
+    world.set_addresses(ALICE, &[FIRST]);
+    world.net.cut = true;
+    let (mut alice, bob) = connections();
+    alice.keyingtries = 0;
+    alice.children[0].start_action.start = true;
+    crate::handshake::ready(&mut world, (alice, bob));
+    world.run_for(Duration::from_secs(10));
+    kill_path(&mut world, FIRST);
+    world.net.cut = false;
+    world.set_addresses(ALICE, &[SECOND]);
+    world.run_for(Duration::from_secs(15));
+    assert_between(&world, SECOND, BOBS);
+}
+
+#[test]
 fn without_mobike_another_ike_sa_takes_over_from_the_new_address() {
     let (mut alice, bob) = connections();
     alice.mobike = false;

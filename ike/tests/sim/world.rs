@@ -616,10 +616,10 @@ impl World {
         } else if self.rng.chance(self.net.conditions.loss) {
             fate = " (lost)";
         }
-        let route = match &mut self.net.nat {
-            Some(nat) => nat.translate(source, transmit.remote),
-            None => Some((source, transmit.remote)),
-        };
+        let mut nats = self.net.nat.iter_mut().chain(&mut self.net.other_nat);
+        let route = nats.try_fold((source, transmit.remote), |(source, destination), nat| {
+            nat.translate(source, destination)
+        });
         self.note(host, &format!("-> {} {text}{fate}", transmit.remote));
         let Some((remote, local)) = route.filter(|_| fate.is_empty() && !transmit.keepalive) else {
             return;
@@ -676,10 +676,10 @@ impl World {
                 if dead.contains(&dst) || src.is_some_and(|src| dead.contains(&src)) {
                     continue;
                 }
-                let dst = match &self.net.nat {
-                    Some(nat) if nat.outside == dst => nat.inside,
-                    _ => dst,
-                };
+                let mut nats = self.net.nat.iter().chain(&self.net.other_nat);
+                let dst = nats
+                    .find(|nat| nat.outside == dst)
+                    .map_or(dst, |nat| nat.inside);
                 if let Some(to) = self.hosts.iter().position(|host| host.has(dst)) {
                     self.schedule(now + delay, Happening::PacketArrival { to, spi, dst });
                 }
