@@ -141,6 +141,8 @@ pub(crate) struct Engine<P, S> {
     counters_interval: Duration,
     counters_running: bool,
     counters_waiters: Vec<oneshot::Sender<()>>,
+    /// Who wants to know when SAs were last used, as of the next dump.
+    usage_waiters: Vec<(Token, Vec<SaId>)>,
     reload_settings: Box<dyn FnMut() -> Result<Settings, String> + Send>,
 }
 
@@ -211,6 +213,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             counters_interval: parts.counters_interval,
             counters_running: false,
             counters_waiters: Vec::new(),
+            usage_waiters: Vec::new(),
             reload_settings: parts.reload_settings,
         };
         (engine, control)
@@ -315,8 +318,11 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             Answer::Counters(dump) => {
                 self.counters_running = false;
                 if let Some(dump) = dump {
-                    self.accounting.update(dump);
+                    self.accounting.update(dump, Instant::now());
+                    self.tell_usage();
                 }
+                // Without an answer they ask again.
+                self.usage_waiters.clear();
                 self.publish();
                 for waiter in self.counters_waiters.drain(..) {
                     // A client that left does not need to know.
@@ -501,6 +507,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 }
                 Action::Resolve(token, name) => self.resolve(token, name),
                 Action::Source(token, remote) => self.find_source(token, remote),
+                Action::Usage(token, sas) => {
+                    self.usage_waiters.push((token, sas));
+                    self.start_counters();
+                }
                 Action::Event(Event::CommandDone { id, result }) => finished.push((id, result)),
                 Action::Event(event) => {
                     self.note(&event);

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use swanherd_ike::api::IkeSaInfo;
 use swanherd_ipsec::plane::{SaCounters, SaId};
@@ -35,6 +36,8 @@ pub(crate) struct Accounting {
     /// Last counters of SAs that are gone, and for how many dumps they are still shown.
     retired: BTreeMap<SaId, (SaCounters, u8)>,
     totals: Arc<BTreeMap<Key, Totals>>,
+    /// The dump that first showed the last packet of each SA. Kernels before 6.2 do not tell.
+    used: BTreeMap<SaId, Instant>,
 }
 
 impl Accounting {
@@ -60,8 +63,12 @@ impl Accounting {
     }
 
     /// Takes in a dump of all SAs.
-    pub(crate) fn update(&mut self, mut dump: BTreeMap<SaId, SaCounters>) {
+    pub(crate) fn update(&mut self, mut dump: BTreeMap<SaId, SaCounters>, at: Instant) {
         for (&id, &counters) in &dump {
+            let before = self.current.get(&id).map_or(0, |before| before.packets);
+            if counters.packets > before {
+                self.used.insert(id, at);
+            }
             self.fold(id, counters);
         }
         self.retired.retain(|_, (_, dumps)| {
@@ -71,7 +78,13 @@ impl Accounting {
         for (&id, &(last, _)) in &self.retired {
             dump.entry(id).or_insert(last);
         }
+        self.used.retain(|id, _| dump.contains_key(id));
         self.current = Arc::new(dump);
+    }
+
+    /// When the youngest packet on any of these SAs was noticed.
+    pub(crate) fn last_used(&self, sas: &[SaId]) -> Option<Instant> {
+        sas.iter().filter_map(|id| self.used.get(id)).copied().max()
     }
 
     /// Takes in the last counters of an SA that is being removed.
@@ -93,6 +106,9 @@ impl Accounting {
         }
         if let Some(folded) = self.folded.remove(&from) {
             self.folded.insert(to, folded);
+        }
+        if let Some(used) = self.used.remove(&from) {
+            self.used.insert(to, used);
         }
     }
 
@@ -142,6 +158,10 @@ mod tests {
         }
     }
 
+    fn update(accounting: &mut Accounting, dump: &[(SaId, SaCounters)]) {
+        accounting.update(dump.iter().copied().collect(), Instant::now());
+    }
+
     fn counted(bytes: u64, packets: u64) -> SaCounters {
         SaCounters {
             bytes,
@@ -168,14 +188,14 @@ mod tests {
     fn totals_survive_a_rekey() {
         let mut accounting = Accounting::default();
         accounting.owners.extend([owned(1)]);
-        accounting.update(BTreeMap::from([(sa(1), counted(100, 1))]));
+        update(&mut accounting, &[(sa(1), counted(100, 1))]);
         accounting.owners.extend([owned(2)]);
-        accounting.update(BTreeMap::from([
-            (sa(1), counted(150, 2)),
-            (sa(2), counted(10, 1)),
-        ]));
+        update(
+            &mut accounting,
+            &[(sa(1), counted(150, 2)), (sa(2), counted(10, 1))],
+        );
         accounting.removed(sa(1), counted(160, 3));
-        accounting.update(BTreeMap::from([(sa(2), counted(30, 2))]));
+        update(&mut accounting, &[(sa(2), counted(30, 2))]);
         assert_eq!(
             total(&accounting),
             Totals {
@@ -192,7 +212,7 @@ mod tests {
         accounting.owners.extend([owned(1)]);
         accounting.removed(sa(1), counted(100, 1));
         accounting.owners.extend([owned(1)]);
-        accounting.update(BTreeMap::from([(sa(1), counted(100, 1))]));
+        update(&mut accounting, &[(sa(1), counted(100, 1))]);
         assert_eq!(total(&accounting).bytes_in, 200);
     }
 
@@ -200,13 +220,13 @@ mod tests {
     fn a_moved_sa_is_not_counted_twice() {
         let mut accounting = Accounting::default();
         accounting.owners.extend([owned(1)]);
-        accounting.update(BTreeMap::from([(sa(1), counted(100, 1))]));
+        update(&mut accounting, &[(sa(1), counted(100, 1))]);
         let moved = SaId {
             spi: 1,
             dst: "192.0.2.9".parse().unwrap(),
         };
         accounting.moved(sa(1), moved);
-        accounting.update(BTreeMap::from([(moved, counted(120, 2))]));
+        update(&mut accounting, &[(moved, counted(120, 2))]);
         assert_eq!(total(&accounting).bytes_in, 120);
     }
 
@@ -215,10 +235,10 @@ mod tests {
         let mut accounting = Accounting::default();
         accounting.owners.extend([owned(1)]);
         accounting.removed(sa(1), counted(100, 1));
-        accounting.update(BTreeMap::new());
+        update(&mut accounting, &[]);
         assert_eq!(accounting.current()[&sa(1)].bytes, 100);
         for _ in 0..REMEMBERED {
-            accounting.update(BTreeMap::new());
+            update(&mut accounting, &[]);
         }
         assert!(accounting.current().is_empty());
         assert_eq!(total(&accounting).bytes_in, 100);
@@ -227,7 +247,35 @@ mod tests {
     #[test]
     fn an_sa_of_nobody_is_ignored() {
         let mut accounting = Accounting::default();
-        accounting.update(BTreeMap::from([(sa(7), counted(100, 1))]));
+        update(&mut accounting, &[(sa(7), counted(100, 1))]);
         assert!(accounting.totals().is_empty());
+    }
+
+    #[test]
+    fn the_dump_that_shows_another_packet_is_when_an_sa_was_used() {
+        let mut accounting = Accounting::default();
+        let start = Instant::now();
+        let at = |seconds| start + std::time::Duration::from_secs(seconds);
+        let dump = |accounting: &mut Accounting, seconds, packets: [u64; 2]| {
+            let [one, two] = packets.map(|packets| counted(100 * packets, packets));
+            accounting.update(BTreeMap::from([(sa(1), one), (sa(2), two)]), at(seconds));
+        };
+        dump(&mut accounting, 1, [0, 0]);
+        assert_eq!(accounting.last_used(&[sa(1), sa(2)]), None);
+        dump(&mut accounting, 2, [3, 0]);
+        dump(&mut accounting, 3, [3, 1]);
+        dump(&mut accounting, 4, [3, 1]);
+        assert_eq!(accounting.last_used(&[sa(1)]), Some(at(2)));
+        assert_eq!(accounting.last_used(&[sa(1), sa(2)]), Some(at(3)));
+        // A mobile peer keeps what it has.
+        let moved = SaId {
+            spi: 1,
+            dst: "192.0.2.9".parse().unwrap(),
+        };
+        accounting.moved(sa(1), moved);
+        assert_eq!(accounting.last_used(&[moved]), Some(at(2)));
+        assert_eq!(accounting.last_used(&[sa(1)]), None);
+        accounting.update(BTreeMap::from([(sa(2), counted(100, 1))]), at(5));
+        assert_eq!(accounting.last_used(&[moved]), None);
     }
 }

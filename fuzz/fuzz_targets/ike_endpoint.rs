@@ -176,6 +176,10 @@ impl Pair {
                     let endpoint = &mut self.hosts[host].endpoint;
                     endpoint.handle_source(self.now, token, None);
                 }
+                Action::Usage(token, _) => {
+                    let endpoint = &mut self.hosts[host].endpoint;
+                    endpoint.handle_usage(self.now, token, None);
+                }
                 Action::Event(_) => {}
             }
         }

@@ -102,6 +102,8 @@ pub enum Input {
     Resolved(Token, Vec<IpAddr>),
     /// The source address that [`Action::Source`] asked for; `None` without a route.
     Source(Token, Option<IpAddr>),
+    /// How long ago a packet was last seen on the SAs of [`Action::Usage`]; `None` if none ever was.
+    Usage(Token, Option<Duration>),
     /// The data plane reports something on its own.
     PlaneEvent(PlaneEvent),
     /// All addresses of this host that packets can be sent from.
@@ -138,6 +140,9 @@ pub enum Action {
     /// Find the source address that the host would use towards `remote`; answer with
     /// `handle_source`.
     Source(Token, IpAddr),
+    /// Find out when these SAs last carried a packet; answer with `handle_usage`, but not before
+    /// that is known.
+    Usage(Token, Vec<SaId>),
     /// Something to tell the world.
     Event(Event),
 }

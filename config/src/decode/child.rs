@@ -148,11 +148,7 @@ impl Decoder<'_> {
                     option,
                     "ICMP errors from outside the selectors are not accepted: not supported",
                 )?,
-                "inactivity" => {
-                    child.inactivity = self.time(option, KEYS)?;
-                    let set = !child.inactivity.is_zero();
-                    self.inert(option, set, "idle CHILD_SAs are not taken down");
-                }
+                "inactivity" => child.inactivity = self.time(option, KEYS)?,
                 "reqid" => child.reqid = self.number(option, KEYS)?,
                 "priority" => child.priority = self.number(option, KEYS)?,
                 "interface" => {

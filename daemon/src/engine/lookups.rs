@@ -146,6 +146,16 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         });
     }
 
+    /// There is a fresh dump: answers who asked when SAs were last used.
+    pub(super) fn tell_usage(&mut self) {
+        let at = now();
+        for (token, sas) in std::mem::take(&mut self.usage_waiters) {
+            let last = self.accounting.last_used(&sas);
+            let ago = last.map(|last| at.instant.saturating_duration_since(last));
+            self.endpoint.handle(at, Input::Usage(token, ago));
+        }
+    }
+
     pub(super) fn start_audit(&mut self) {
         let Some(dry_run) = self.audits.begin() else {
             return;

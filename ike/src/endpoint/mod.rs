@@ -284,6 +284,13 @@ impl Endpoint {
         }
     }
 
+    /// It is known when the SAs of [`Action::Usage`] last carried a packet.
+    pub fn handle_usage(&mut self, now: Now, token: Token, ago: Option<Duration>) {
+        if let Some(pending) = self.env.pending.remove(&token) {
+            self.answer(now, token, pending, Answer::Usage(ago));
+        }
+    }
+
     /// The data plane reports something on its own.
     pub fn handle_plane_event(&mut self, now: Now, event: PlaneEvent) {
         match event {
@@ -326,6 +333,7 @@ impl Endpoint {
             Input::Computed(token, computed) => self.handle_computed(now, token, computed),
             Input::Resolved(token, addrs) => self.handle_resolved(now, token, addrs),
             Input::Source(token, addr) => self.handle_source(now, token, addr),
+            Input::Usage(token, ago) => self.handle_usage(now, token, ago),
             Input::PlaneEvent(event) => self.handle_plane_event(now, event),
             Input::Addresses(addresses) => self.handle_addresses(now, &addresses),
             Input::TooLong(transmit) => self.handle_too_long(now, &transmit),

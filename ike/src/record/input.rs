@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use swanherd_config::identity::IdentityPattern;
@@ -52,6 +53,10 @@ pub(super) enum InputRecord {
     Source {
         token: Token,
         addr: Option<IpAddr>,
+    },
+    Usage {
+        token: Token,
+        ago: Option<Duration>,
     },
     PlaneEvent(PlaneEvent),
     Addresses(Vec<HostAddress>),
@@ -103,6 +108,10 @@ impl InputRecord {
                 token: *token,
                 addr: *addr,
             },
+            Input::Usage(token, ago) => Self::Usage {
+                token: *token,
+                ago: *ago,
+            },
             Input::PlaneEvent(event) => Self::PlaneEvent(event.clone()),
             Input::Addresses(addresses) => Self::Addresses(addresses.clone()),
             Input::TooLong(transmit) => Self::TooLong {
@@ -145,6 +154,7 @@ impl InputRecord {
             Self::Computed { token, result } => Input::Computed(token, result.restore()?),
             Self::Resolved { token, addrs } => Input::Resolved(token, addrs),
             Self::Source { token, addr } => Input::Source(token, addr),
+            Self::Usage { token, ago } => Input::Usage(token, ago),
             Self::PlaneEvent(event) => Input::PlaneEvent(event),
             Self::Addresses(addresses) => Input::Addresses(addresses),
             Self::TooLong {

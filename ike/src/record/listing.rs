@@ -51,6 +51,10 @@ impl Listing {
             }
             Input::Resolved(token, addrs) => format!("  resolved #{token}: {addrs:?}"),
             Input::Source(token, addr) => format!("  source #{token}: {addr:?}"),
+            Input::Usage(token, Some(ago)) => {
+                format!("  usage #{token}: {:.3} s ago", ago.as_secs_f64())
+            }
+            Input::Usage(token, None) => format!("  usage #{token}: none"),
             Input::PlaneEvent(event) => format!("  plane event: {event:?}"),
             Input::Addresses(addresses) => {
                 let addrs: Vec<_> = addresses.iter().map(|host| host.addr).collect();
@@ -100,6 +104,10 @@ impl Listing {
             Action::Compute(token, job) => format!("  -> compute #{token}: {job:?}"),
             Action::Resolve(token, name) => format!("  -> resolve #{token}: {name}"),
             Action::Source(token, remote) => format!("  -> source #{token}: to {remote}"),
+            Action::Usage(token, sas) => {
+                let spis: Vec<String> = sas.iter().map(|sa| format!("{:08x}", sa.spi)).collect();
+                format!("  -> usage #{token}: of {}", spis.join(" "))
+            }
             Action::Event(event) => return told(event),
         })
     }

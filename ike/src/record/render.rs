@@ -32,6 +32,7 @@ pub(super) fn action(action: &Action, origin: Instant) -> Value {
         }
         Action::Resolve(token, name) => json!({"resolve": {"token": token, "name": name}}),
         Action::Source(token, remote) => json!({"source": {"token": token, "remote": remote}}),
+        Action::Usage(token, sas) => json!({"usage": {"token": token, "sas": sas}}),
         Action::Event(told) => json!({"event": event(told, origin)}),
     }
 }

@@ -81,6 +81,7 @@ impl Two {
                 token,
                 Some(["192.0.2.1", "192.0.2.2"][host].parse().unwrap()),
             ),
+            Action::Usage(token, _) => Input::Usage(token, None),
             Action::Event(_) => return None,
         })
     }

@@ -13,6 +13,7 @@ use swanherd_ipsec::proposal::ChildSuite;
 
 use super::child_offer::ChildFailure;
 use super::env::{Env, Slot};
+use super::idle::Idle;
 use super::mode;
 use super::policies::{Group, Traffic};
 use super::unique::{self, Tags};
@@ -83,6 +84,8 @@ pub(crate) struct ChildSa {
     pub(crate) retry_at: Option<Instant>,
     /// The configured instead of the agreed selectors are offered in the next rekey.
     pub(crate) offer_configured: bool,
+    /// Whether it is in use.
+    pub(crate) idle: Idle,
 }
 
 impl ChildSa {
@@ -153,10 +156,18 @@ impl ChildSa {
             ChildState::Installed | ChildState::Rekeying | ChildState::Rekeyed => self.expires_at,
             _ => None,
         };
-        [rekey, expire, self.check_at, self.remove_at, self.use_at]
-            .into_iter()
-            .flatten()
-            .min()
+        let idle = self.idle.check_at.filter(|_| self.is_live());
+        [
+            rekey,
+            expire,
+            self.check_at,
+            self.remove_at,
+            self.use_at,
+            idle,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// What it carries.
@@ -343,6 +354,7 @@ impl IkeSa {
             announced: false,
             retry_at: None,
             offer_configured: false,
+            idle: Idle::default(),
         };
         self.children.insert(id, child);
         Ok(id)

@@ -38,7 +38,7 @@ pub(crate) enum Slot {
 }
 
 /// What an answer is awaited for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PendingKind {
     /// An SPI; if nobody wants it any more, it is given back.
     Spi {
@@ -53,6 +53,8 @@ pub(crate) enum PendingKind {
     Resolve(String),
     /// A source address.
     Source,
+    /// When SAs were last used.
+    Usage,
 }
 
 /// An [`Action`] that is to be answered.
@@ -309,6 +311,16 @@ impl Env {
         self.pending.insert(token, Pending { sa, slot, kind });
         self.actions.push_back(Action::Source(token, remote));
         token
+    }
+
+    /// Has found out when a child's SAs were last used. Replaces an earlier question.
+    pub(crate) fn usage(&mut self, sa: IkeSaId, child: ChildSaId, sas: Vec<SaId>) {
+        let (slot, kind) = (Slot::Child(child), PendingKind::Usage);
+        self.pending
+            .retain(|_, other| other.slot != slot || other.kind != kind);
+        let token = self.new_token();
+        self.pending.insert(token, Pending { sa, slot, kind });
+        self.actions.push_back(Action::Usage(token, sas));
     }
 
     /// Gives back what an answer brought that nobody wants any more.

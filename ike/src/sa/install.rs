@@ -261,6 +261,7 @@ impl IkeSa {
             });
         }
         self.move_children(env);
+        self.watch_idleness(now, id);
         self.arm_children(now);
         self.changed(env);
     }

@@ -350,6 +350,10 @@ impl IkeSa {
             if rekey {
                 self.rekey_child(env, now, id);
             }
+            let idle = |child: &super::ChildSa| child.is_live() && due(child.idle.check_at);
+            if self.children.get(&id).is_some_and(idle) {
+                self.check_idleness(env, now, id);
+            }
         }
         self.arm_children(now);
     }
@@ -436,7 +440,7 @@ impl IkeSa {
     }
 
     /// Whether either side's rekeying of a child is under way.
-    fn rekey_of_is_open(&self, id: ChildSaId) -> bool {
+    pub(super) fn rekey_of_is_open(&self, id: ChildSaId) -> bool {
         let ours = matches!(&self.active, Active::CreatingChild(creating)
             if creating.negotiation().rekeys == Some(id));
         ours || self.answers_rekey_of(Some(id))

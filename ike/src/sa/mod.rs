@@ -16,6 +16,7 @@ mod collision;
 mod create_child;
 pub(crate) mod env;
 mod exchange;
+mod idle;
 mod inbound;
 mod informational;
 pub(crate) mod initiator;
@@ -85,6 +86,8 @@ pub(crate) enum Answer {
     Resolved(Vec<IpAddr>),
     /// A source address.
     Source(Option<IpAddr>),
+    /// How long ago SAs were used.
+    Usage(Option<Duration>),
 }
 
 /// What the peer can do, as it said.
@@ -482,8 +485,13 @@ impl IkeSa {
         id: ChildSaId,
         answer: Answer,
     ) -> Option<Answer> {
-        let Answer::Plane(Err(error)) = answer else {
-            return None;
+        let error = match answer {
+            Answer::Plane(Err(error)) => error,
+            Answer::Usage(ago) => {
+                self.usage_told(env, now, id, ago);
+                return None;
+            }
+            _ => return None,
         };
         let child = self.children.get_mut(&id)?;
         child.refused = true;

@@ -22,6 +22,7 @@ mod expiry;
 mod flood;
 mod fragments;
 mod handshake;
+mod idle;
 mod keep;
 mod lifecycle;
 mod loss;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Instant;
 
 use swanherd_ipsec::plane::{
     Direction, Op, Outcome, PlaneError, PolicyAction, PolicySet, SaEntry, SaId,
@@ -32,6 +33,8 @@ pub(crate) struct FakePlane {
     pub(crate) addresses: Vec<IpAddr>,
     /// Packets that each SA has carried.
     pub(crate) carried: BTreeMap<SaId, u64>,
+    /// When each SA last carried a packet; also of those that are gone.
+    pub(crate) used: BTreeMap<SaId, Instant>,
     /// SAs that were refused, or that ended by themselves.
     gone: BTreeSet<SaId>,
     /// Refuses policies that another set has with another request id, as a kernel's SPD does.
@@ -53,6 +56,7 @@ impl FakePlane {
             policies: BTreeMap::new(),
             addresses: Vec::new(),
             carried: BTreeMap::new(),
+            used: BTreeMap::new(),
             gone: BTreeSet::new(),
             one_owner: false,
             failing: Vec::new(),

@@ -41,6 +41,7 @@ enum Happening {
     Computed(usize, Token, Job),
     Resolved(usize, Token, Vec<IpAddr>),
     Source(usize, Token, Option<IpAddr>),
+    Usage(usize, Token, Option<Duration>),
     Expire(usize, SaId, bool),
     Packets,
     PacketArrival { to: usize, spi: u32, dst: IpAddr },
@@ -245,6 +246,7 @@ impl World {
             | Happening::Computed(at, ..)
             | Happening::Resolved(at, ..)
             | Happening::Source(at, ..)
+            | Happening::Usage(at, ..)
             | Happening::Expire(at, ..) => *at != host,
             Happening::Arrival(..) | Happening::Packets | Happening::PacketArrival { .. } => true,
         });
@@ -491,6 +493,12 @@ impl World {
                     .handle(now, Input::Source(token, addr));
                 host
             }
+            Happening::Usage(host, token, ago) => {
+                self.hosts[host]
+                    .endpoint
+                    .handle(now, Input::Usage(token, ago));
+                host
+            }
             Happening::Expire(host, id, hard) => {
                 let plane = &mut self.hosts[host].plane;
                 if !plane.sas.contains_key(&id) {
@@ -552,6 +560,12 @@ impl World {
                 Action::Source(token, remote) => {
                     let addr = self.hosts[host].source_for(remote);
                     self.schedule(now, Happening::Source(host, token, addr));
+                }
+                Action::Usage(token, sas) => {
+                    let used = &self.hosts[host].plane.used;
+                    let last = sas.iter().filter_map(|id| used.get(id)).max();
+                    let ago = last.map(|at| now.saturating_duration_since(*at));
+                    self.schedule(now, Happening::Usage(host, token, ago));
                 }
                 Action::Event(event) => {
                     match &event {
@@ -641,6 +655,8 @@ impl World {
 
     /// Counts a packet, and tells the endpoint of limits that it reaches.
     fn carry(&mut self, host: usize, id: SaId) {
+        let now = self.now.instant;
+        self.hosts[host].plane.used.insert(id, now);
         for hard in self.hosts[host].plane.carry(id) {
             self.plane_event(host, PlaneEvent::Expire { id, hard });
         }

@@ -327,6 +327,7 @@ impl Pair {
                     let addr = host.addr;
                     host.endpoint.handle_source(now, token, Some(addr));
                 }
+                Action::Usage(token, _) => host.endpoint.handle_usage(now, token, None),
                 Action::Event(event) => host.events.push(event),
             }
         }
