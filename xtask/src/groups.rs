@@ -658,6 +658,7 @@ const NETNS_TESTS: &[&str] = &[
     "faults",
     "flood",
     "recording",
+    "lifecycles",
 ];
 
 /// Up to here fuzzing is a test; beyond, it is a search.

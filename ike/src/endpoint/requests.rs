@@ -8,7 +8,7 @@ use swanherd_config::model::Childless;
 
 use super::Endpoint;
 use super::keep::Cause;
-use crate::api::{Event, FailureReason, IkeSaId, IkeState, LogGroup, Now};
+use crate::api::{Counter, Event, FailureReason, IkeSaId, IkeState, LogGroup, Now};
 use crate::sa::env::Request;
 use crate::sa::{CLEANUP_LIMIT, IkeSa, Task};
 
@@ -150,6 +150,10 @@ impl Endpoint {
                 kind: "unique-replace",
                 sa: info,
             });
+            if initial_contact || moved {
+                let replaced = Counter::Failure(FailureReason::Replaced);
+                self.env.count(Some(conn.name.clone()), replaced);
+            }
             self.with(id, |sa, env| {
                 sa.replaced = true;
                 match (initial_contact, moved) {

@@ -8,7 +8,7 @@ use super::initiator_auth::auth_lifetime;
 use super::lifecycle::{CLEANUP_LIMIT, DELETE_LIMIT};
 use super::timers::Timer;
 use super::{Active, IkeSa, Task};
-use crate::api::{ChildSaId, ChildState, FailureReason, IkeState, LogGroup, Now};
+use crate::api::{ChildSaId, ChildState, Counter, Event, FailureReason, IkeState, LogGroup, Now};
 use crate::wire::{DeletePayload, ExchangeType, NotifyType, Payload};
 
 impl IkeSa {
@@ -91,7 +91,26 @@ impl IkeSa {
         } else {
             FailureReason::PeerDeleted
         };
+        // What has another one in its place is no loss.
+        let identities = self.identities();
+        let alone = env.rivals.others(&identities, self.id).next().is_none();
+        let was_up = self.is_established() && !self.redundant && !self.replaced;
+        if was_up && alone && !ours {
+            self.lost_to_peer(env, None, "the peer deleted the IKE_SA");
+        }
         self.end(env, reason, "the peer deleted the IKE_SA".to_owned());
+    }
+
+    /// The peer has taken down what was up: that is why it is down.
+    fn lost_to_peer(&self, env: &mut Env, child: Option<String>, text: &str) {
+        let reason = FailureReason::PeerDeleted;
+        env.count(self.connection_name(), Counter::Failure(reason));
+        env.event(Event::Failure {
+            connection: self.connection_name(),
+            child,
+            reason,
+            text: text.to_owned(),
+        });
     }
 
     /// The peer deletes the CHILD SA that it receives on `spi`. Returns our SPI for the answer.
@@ -142,6 +161,13 @@ impl IkeSa {
         let announced = self.children.get(&id).is_some_and(|child| child.announced);
         let closed = self.close_child(env, id);
         if let Some(closed) = closed.filter(|closed| announced || closed.redundant) {
+            let again = self
+                .children
+                .values()
+                .any(|other| other.is_live() && other.cfg().name == name);
+            if announced && !again && !closed.taken_down {
+                self.lost_to_peer(env, Some(name), "the peer deleted the CHILD_SA");
+            }
             self.make_good(env, &closed, Some(close));
         }
         Some(own)
