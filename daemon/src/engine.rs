@@ -38,6 +38,7 @@ use crate::plane_task::{self, Applied, Standing};
 use crate::totals::Accounting;
 use crate::workers::Workers;
 
+mod backlog;
 mod commands;
 mod lookups;
 
@@ -45,7 +46,7 @@ use commands::Waiting;
 use lookups::Lookups;
 
 /// Datagrams that may wait for the engine. A burst beyond it is dropped, as the network would.
-pub(crate) const DATAGRAM_QUEUE: usize = 4096;
+pub(crate) const DATAGRAM_QUEUE: usize = 8192;
 /// Requests of VICI clients and the loader that may wait; clients beyond it wait in turn.
 pub(crate) const REQUEST_QUEUE: usize = 256;
 /// Events that a slow subscriber may lag behind.
@@ -114,6 +115,8 @@ pub(crate) struct Engine<P, S> {
     listings: Arc<tokio::sync::Semaphore>,
     sender: S,
     datagrams: mpsc::Receiver<Datagram>,
+    /// Whether there has been a backlog of datagrams.
+    swollen: bool,
     requests: mpsc::Receiver<Request>,
     answers_in: mpsc::UnboundedSender<Answer>,
     answers: mpsc::UnboundedReceiver<Answer>,
@@ -188,6 +191,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             listings: Arc::new(tokio::sync::Semaphore::new(1)),
             sender: parts.sender,
             datagrams: parts.datagrams,
+            swollen: false,
             requests,
             answers_in,
             answers,
@@ -257,7 +261,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                     deadline = Some(Instant::now() + SHUTDOWN_GRACE);
                     self.endpoint.handle(now(), Input::Shutdown);
                 }
-                _ = counters.tick() => self.start_counters(),
+                _ = counters.tick() => {
+                    self.start_counters();
+                    self.give_memory_back();
+                }
                 () = tick(&mut audits), if deadline.is_none() => {
                     self.audits.due();
                     self.start_audit();
@@ -271,7 +278,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 }
                 Some(request) = self.requests.recv() => self.handle_request(request),
                 Some(datagram) = self.datagrams.recv() => {
-                    self.endpoint.handle(now(), Input::Datagram(datagram));
+                    if let Some(datagram) = self.triage(datagram) {
+                        self.endpoint.handle(now(), Input::Datagram(datagram));
+                    }
                 }
                 () = tokio::time::sleep_until(timeout.into()) => {}
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use swanherd_ike::api::{Datagram, Transmit};
-use swanherd_ike::wire::ExchangeType;
+use swanherd_ike::wire::{ExchangeType, PayloadType};
 use swanherd_kernel::udp::{IkeSocket, NatTraversal, Outgoing};
 use tokio::sync::mpsc;
 
@@ -14,7 +14,7 @@ use crate::engine::{DATAGRAM_QUEUE, Sender, Sent};
 
 /// Room in the queue that first messages of handshakes leave to all others, so that a flood of them
 /// costs no established SA an answer.
-const RESERVED: usize = DATAGRAM_QUEUE / 2;
+const RESERVED: usize = DATAGRAM_QUEUE / 4;
 
 /// Datagrams that were dropped because the engine was behind.
 pub(crate) static DROPPED: AtomicU32 = AtomicU32::new(0);
@@ -98,9 +98,15 @@ pub(crate) fn forward(
 }
 
 /// Whether this is an IKE_SA_INIT request, which has no SPI of a responder yet.
-fn is_first(payload: &[u8]) -> bool {
+pub(crate) fn is_first(payload: &[u8]) -> bool {
     payload.get(8..16) == Some(&[0; 8])
         && payload.get(18) == Some(&u8::from(ExchangeType::IkeSaInit))
+}
+
+/// Whether a first message looks like one that returns a cookie, which is the first payload of it
+/// (RFC 7296 section 2.6).
+pub(crate) fn brings_a_cookie(payload: &[u8]) -> bool {
+    payload.get(16) == Some(&u8::from(PayloadType::Notify))
 }
 
 async fn read(socket: &IkeSocket, mut take: impl FnMut(SocketAddr, SocketAddr, &[u8])) {
@@ -122,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_messages_leave_half_of_the_queue_to_all_others() {
+    fn first_messages_leave_a_part_of_the_queue_to_all_others() {
         let (sender, mut queue) = mpsc::channel(DATAGRAM_QUEUE);
         let addr: SocketAddr = "192.0.2.1:500".parse().unwrap();
         let mut first = vec![0; 28];

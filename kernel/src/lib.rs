@@ -6,6 +6,7 @@
 //! a TUN device. [`select`] tells which of them a host can run.
 
 pub mod audit;
+pub mod memory;
 mod netlink;
 pub mod plane;
 pub mod reconcile;

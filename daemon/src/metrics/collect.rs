@@ -2,6 +2,7 @@
 //! Which metrics there are, and their values.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use swanherd_config::model::ChildMode;
@@ -13,6 +14,7 @@ use swanherd_kernel::PlaneKind;
 use super::exposition::{Exposition, Family, Format, Kind};
 use crate::audits::Kind as Finding;
 use crate::control::{Definitions, Snapshot, Totals};
+use crate::shell::DROPPED;
 
 const STATES: [(IkeState, &str); 7] = [
     (IkeState::Created, "created"),
@@ -398,6 +400,8 @@ fn global_counters(out: &mut Exposition, snapshot: &Snapshot) {
     for (reason, name) in DROPS {
         dropped.sample(&[("reason", name)], value(Counter::Dropped(reason)));
     }
+    let behind = DROPPED.load(Ordering::Relaxed);
+    dropped.sample(&[("reason", "overload")], u64::from(behind));
     out.family(
         "swanherd_ike_answers_withheld",
         Kind::Counter,

@@ -152,6 +152,13 @@ impl Endpoint {
         self.env.crypto
     }
 
+    /// Whether the configuration names this address as one of a peer, or one has authenticated from
+    /// there of late.
+    pub fn knows_peer(&self, now: Now, addr: IpAddr) -> bool {
+        self.env.connections.is_known_peer(addr)
+            || self.env.half_open.is_familiar(now.instant, addr)
+    }
+
     /// Whether a connection of that name is loaded.
     pub fn has_connection(&self, name: &str) -> bool {
         self.env.connections.get(name).is_some()
