@@ -119,9 +119,16 @@ impl Node {
             }
             (Daemon::Charon, Plane::Kernel) | (Daemon::Swanherd, _) => "",
         };
+        // What ours logs unasked.
+        let times = match daemon {
+            Daemon::Swanherd => "",
+            Daemon::Charon => {
+                "      time_format = %FT%T\n      time_add_ms = yes\n      ike_name = yes\n"
+            }
+        };
         let conf = format!(
             "charon {{\n{plugins}{settings}\n  filelog {{\n    log {{\n      path = {path}/log\n      \
-             default = 1\n      flush_line = yes\n    }}\n  }}\n  plugins {{\n    vici {{\n      \
+             default = 1\n      flush_line = yes\n{times}    }}\n  }}\n  plugins {{\n    vici {{\n      \
              socket = unix://{path}/vici\n    }}\n{marks}  }}\n}}\n{own}swanctl {{\n  \
              load = openssl pem pkcs1 pkcs8 pubkey x509 random nonce\n  socket = unix://{path}/vici\n}}\n",
         );

@@ -34,7 +34,7 @@ fn five_percent_lost() {
             "{}: {:?}\n{}",
             tunnel.name,
             tunnel.outages,
-            course.log
+            tunnel.logs.join("---\n")
         );
     }
     course.assert_explained();
@@ -54,11 +54,11 @@ struct Course {
     /// Packets of IKE.
     ike: Class,
     counters: Vec<(&'static str, u64)>,
-    log: String,
+    /// Packets that the gateway's kernel dropped, by reason.
+    kernel: String,
 }
 
 /// What happened to one tunnel.
-#[derive(Debug)]
 struct Tunnel {
     name: String,
     sent: u32,
@@ -71,6 +71,10 @@ struct Tunnel {
     attempts: u64,
     /// Requests that nobody answered, by their last retransmission: what both sides say of them.
     unanswered: Vec<String>,
+    /// What both sides have logged of it.
+    logs: [String; 2],
+    /// Packets that the peer's kernel dropped, by reason.
+    kernel: String,
 }
 
 fn long() -> bool {
@@ -88,7 +92,7 @@ fn run(quality: &str) -> Course {
     });
     star.start_gateway();
     star.gateway.wait_until("all tunnels", 60, |node| {
-        node.children("INSTALLED").len() == usize::from(count)
+        whole(node, &star.names).iter().all(|whole| *whole)
     });
     let links: Vec<[Netem; 2]> = star
         .responders
@@ -102,8 +106,7 @@ fn run(quality: &str) -> Course {
         })
         .collect();
     let listen = |node: &Node| {
-        Events::listen(&node.socket(), &["ike-updown", "child-updown"])
-            .expect("a daemon that tells of its SAs")
+        Events::listen(&node.socket(), &["ike-updown"]).expect("a daemon that tells of its SAs")
     };
     let near_events = listen(&star.gateway);
     let far_events: Vec<Events> = star.responders.iter().map(listen).collect();
@@ -149,14 +152,20 @@ fn run(quality: &str) -> Course {
         .names
         .iter()
         .enumerate()
-        .map(|(index, name)| Tunnel {
-            name: name.clone(),
-            sent: reports[index].sent,
-            received: reports[index].received,
-            dropped: dropped[index],
-            outages: outages(name, &near_events, &far_events[index].so_far()),
-            attempts: begun_by(&star, name) - begun_before[index],
-            unanswered: unanswered(name, &[&near_log, &star.responders[index].whole_log()]),
+        .map(|(index, name)| {
+            let logs =
+                [near_log.clone(), star.responders[index].whole_log()].map(|log| about(name, &log));
+            Tunnel {
+                name: name.clone(),
+                sent: reports[index].sent,
+                received: reports[index].received,
+                dropped: dropped[index],
+                outages: outages(name, &near_events, &far_events[index].so_far()),
+                attempts: begun_by(&star, name) - begun_before[index],
+                unanswered: unanswered(&logs),
+                logs,
+                kernel: drops(&star.responders[index]),
+            }
         })
         .collect();
     Course {
@@ -168,7 +177,7 @@ fn run(quality: &str) -> Course {
             .zip(before)
             .map(|((name, after), (_, before))| (name, after - before))
             .collect(),
-        log: star.gateway.log(),
+        kernel: drops(&star.gateway),
     }
 }
 
@@ -196,12 +205,15 @@ impl Course {
                 .collect::<Vec<_>>()
                 .join(", ")
         );
-        for tunnel in self.tunnels.iter().filter(|t| !t.outages.is_empty()) {
+        eprintln!("  the gateway's kernel dropped {}", self.kernel);
+        let eventful = |t: &&Tunnel| !t.outages.is_empty() || t.sent - t.received != t.dropped;
+        for tunnel in self.tunnels.iter().filter(eventful) {
             eprintln!(
-                "  {}: lost {}, dropped {}, down for {:.1?}, attempts {}\n    {}",
+                "  {}: lost {}, dropped {}, by the peer's kernel {}; down for {:.1?}, attempts {}\n    {}",
                 tunnel.name,
                 tunnel.sent - tunnel.received,
                 tunnel.dropped,
+                tunnel.kernel,
                 tunnel.outages,
                 tunnel.attempts,
                 tunnel.unanswered.join("\n    ")
@@ -214,7 +226,22 @@ impl Course {
     /// first attempt, unless that has got none itself.
     fn assert_explained(&self) {
         for tunnel in &self.tunnels {
-            let show = || format!("{tunnel:#?}\n{}", self.log);
+            let show = || {
+                let Tunnel {
+                    dropped,
+                    outages,
+                    attempts,
+                    unanswered,
+                    logs: [near, far],
+                    kernel,
+                    ..
+                } = tunnel;
+                format!(
+                    "dropped {dropped}, {outages:?}, {attempts} attempts, {unanswered:#?}\n\
+                     the kernels dropped {} and {kernel}\n{near}--- {}\n{far}",
+                    self.kernel, tunnel.name
+                )
+            };
             let lost = tunnel.sent - tunnel.received;
             let down: Duration = tunnel.outages.iter().sum();
             let during = u32::try_from(down.as_millis().div_ceil(INTERVAL.as_millis()))
@@ -256,46 +283,69 @@ impl Course {
     }
 }
 
-/// How long a tunnel was not whole, each time: of the events of both sides, those that tell of its
-/// IKE SA.
+/// How long a tunnel was not whole, each time: a side had no IKE SA, by what both sides tell.
 fn outages(name: &str, near: &[Event], far: &[Event]) -> Vec<Duration> {
-    let mut all: Vec<(Instant, bool, bool)> = [(near, true), (far, false)]
+    let mut all: Vec<(Instant, usize, bool)> = [near, far]
         .iter()
-        .flat_map(|(events, near)| {
+        .enumerate()
+        .flat_map(|(side, events)| {
             events
                 .iter()
                 .filter(|event| event.message.get(name).is_some())
-                .map(|event| (event.at, *near, event.message.text("up") == "yes"))
+                .map(move |event| (event.at, side, event.message.text("up") == "yes"))
         })
         .collect();
     all.sort_by_key(|(at, ..)| *at);
     let mut outages = Vec::new();
     let mut begun: Option<Instant> = None;
-    for (at, near, up) in all {
-        match (begun, up) {
-            (None, false) => begun = Some(at),
-            (Some(begin), true) if near => {
+    // A new one may be up before the old one is given up.
+    let mut sas = [1, 1];
+    for (at, side, up) in all {
+        sas[side] += if up { 1 } else { -1 };
+        let whole = sas.iter().all(|count| *count > 0);
+        match begun {
+            None if !whole => begun = Some(at),
+            Some(begin) if whole => {
                 outages.push(at - begin);
                 begun = None;
             }
-            (None, true) | (Some(_), _) => {}
+            None | Some(_) => {}
         }
     }
     outages
 }
 
-/// What logs say of requests of a tunnel that got no answer.
-fn unanswered(name: &str, logs: &[&str]) -> Vec<String> {
+/// What a kernel says of packets that it dropped because of IPsec.
+fn drops(node: &Node) -> String {
+    node.namespace
+        .run("cat", ["/proc/net/xfrm_stat"])
+        .stdout
+        .lines()
+        .filter_map(|line| line.split_once(char::is_whitespace))
+        .filter(|(_, count)| count.trim() != "0")
+        .map(|(reason, count)| format!("{reason} {} ", count.trim()))
+        .collect()
+}
+
+/// What a log says of a tunnel.
+fn about(name: &str, log: &str) -> String {
     let of_it = format!("<{name}|");
+    log.lines()
+        .filter(|line| line.contains(&of_it))
+        .flat_map(|line| [line, "\n"])
+        .collect()
+}
+
+/// What logs say of requests that got no answer.
+fn unanswered(logs: &[String]) -> Vec<String> {
     logs.iter()
         .flat_map(|log| log.lines())
-        .filter(|line| line.contains(&of_it))
         .filter(|line| line.contains("giving up after") || line.contains("gave no answer to"))
         .map(str::to_owned)
         .collect()
 }
 
-/// Whether each tunnel has a child.
+/// Whether each tunnel has a child that carries traffic.
 fn whole(node: &Node, names: &[String]) -> Vec<bool> {
     let sas = node.sas();
     names
@@ -304,7 +354,7 @@ fn whole(node: &Node, names: &[String]) -> Vec<bool> {
             sas.iter()
                 .filter(|(sa, _)| sa == name)
                 .flat_map(|(_, ike)| ike.sections("child-sas"))
-                .any(|(_, child)| child.text("state") == "INSTALLED")
+                .any(|(_, child)| ["INSTALLED", "REKEYING"].contains(&child.text("state")))
         })
         .collect()
 }

@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// More seeds, more cases, ten minutes for each fuzz target
     #[arg(long)]
     long: bool,
-    /// In `kernel`, only bad weather, with the charon of this release of
+    /// In `kernel`, only bad weather and strongSwan's scenarios, with the charon of this release of
     /// Debian as the peer (debootstrap)
     #[arg(long, value_name = "RELEASE")]
     charon: Option<String>,
@@ -367,9 +367,9 @@ impl Report {
         shell::build(cargo(["build", "-p", "swanherd", "--locked"]))?;
         let charon = args.charon.as_deref().map(lab::charon).transpose()?;
         let binaries = if charon.is_some() {
-            test_binaries("swanherd-tests", &["netem"])?
+            test_binaries("swanherd-tests", &["netem", "scenarios"])?
         } else {
-            let names = ["kernel", "faults", "netem", "compare", "peers"];
+            let names = ["kernel", "faults", "netem", "scenarios", "compare", "peers"];
             let mut binaries = test_binaries("swanherd-tests", &names)?;
             let own = ["xfrm_kernel", "conformance_xfrm"];
             binaries.extend(test_binaries("swanherd-kernel", &own)?);

@@ -33,6 +33,7 @@ pub(crate) const CHARON: &[&str] = &[
     "libstrongswan-extra-plugins",
     "libstrongswan-standard-plugins",
     "strongswan-charon",
+    "strongswan-swanctl",
 ];
 
 /// Makes trees of other releases.
