@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The XFRM plane alone: how long it takes to install, list and remove the SAs and policies of many
-//! CHILD SAs, without IKE. Never for real traffic: the keys are in this file.
+//! CHILD SAs, without IKE. Never for real traffic: the keys are public.
 //!
 //! `xfrm_bench COUNT LOCAL REMOTE LEDGER`
 //!
@@ -8,17 +8,14 @@
 //! `install MS CPU_MS list MS CPU_MS remove MS CPU_MS`. The kernel's share is in the processor
 //! time, since it serves a netlink request in the context of the process that sends it.
 
-use std::net::{IpAddr, Ipv4Addr};
+mod children;
+
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use swanherd_ipsec::plane::{
-    Direction, Lifetime, Mode, Op, Outcome, PlaneError, PolicyAction, PolicySet, SaEntry, SaId,
-    SaKeys,
-};
-use swanherd_ipsec::registry::EncryptionId;
-use swanherd_ipsec::{Secret, TrafficSelector};
+use swanherd_ipsec::plane::{Op, Outcome, PlaneError, SaId};
 use swanherd_kernel::DataPlane as _;
 use swanherd_kernel::xfrm::{XfrmOptions, XfrmPlane};
 
@@ -61,7 +58,9 @@ async fn run() -> Result<(), Error> {
             return Err("no SPI in the answer".into());
         };
         inbound.push(spi);
-        expect_done(plane.apply_all(install(child, spi, local, remote)).await)?;
+        let mut ops = Vec::from(children::sas(child, spi, local, remote));
+        ops.push(children::policies(child, local, remote));
+        expect_done(plane.apply_all(ops).await)?;
     }
     let installed = clock.stop()?;
 
@@ -81,7 +80,7 @@ async fn run() -> Result<(), Error> {
                 dst: local,
             }),
             Op::RemoveSa(SaId {
-                spi: outbound(child),
+                spi: children::outbound(child),
                 dst: remote,
             }),
         ]
@@ -92,57 +91,6 @@ async fn run() -> Result<(), Error> {
     plane.shutdown().await;
     println!("install {installed} list {list} remove {removed}");
     Ok(())
-}
-
-fn outbound(child: u32) -> u32 {
-    0xd000_0000 + child
-}
-
-fn install(child: u32, spi: u32, local: IpAddr, remote: IpAddr) -> Vec<Op> {
-    let sa = |direction, spi, src, dst| {
-        Op::InstallSa(Box::new(SaEntry {
-            replay_window: 32,
-            lifetime: Lifetime {
-                hard_time: Some(Duration::from_secs(3960)),
-                ..Lifetime::default()
-            },
-            ..SaEntry::tunnel(
-                direction,
-                spi,
-                [src, dst],
-                child + 1,
-                SaKeys {
-                    encryption: EncryptionId::AesGcm16,
-                    encryption_key: Secret::new(vec![0x5a; 20]),
-                    integrity: None,
-                },
-            )
-        }))
-    };
-    let network = |second, third: u32| {
-        let third = u8::try_from(third % 250).unwrap_or(0);
-        TrafficSelector::network(Ipv4Addr::new(10, second, third, 0).into(), 24)
-            .expect("24 is a length of IPv4")
-    };
-    let second = u8::try_from(child / 250 + 2).unwrap_or(2);
-    let policies = PolicySet::new(
-        child + 1,
-        format!("bench/c{child}"),
-        vec![network(1, 0)],
-        vec![network(second, child)],
-        PolicyAction::Protect {
-            mode: Mode::Tunnel,
-            local,
-            remote,
-            reqid: child + 1,
-            spi: outbound(child),
-        },
-    );
-    vec![
-        sa(Direction::In, spi, remote, local),
-        sa(Direction::Out, outbound(child), local, remote),
-        Op::InstallPolicies(Box::new(policies)),
-    ]
 }
 
 fn expect_done(answers: Vec<Result<Outcome, PlaneError>>) -> Result<(), PlaneError> {
