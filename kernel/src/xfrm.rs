@@ -98,6 +98,9 @@ struct Shared {
     books: Mutex<Books>,
     counts: event::Counts,
     features: Features,
+    /// The kernel knows interface ids, and masks of the marks that SAs set (Linux 4.19); found out
+    /// when first asked for.
+    if_ids: tokio::sync::OnceCell<bool>,
     offload: Offload,
     thresholds: thresholds::Keeper,
 }
@@ -125,6 +128,7 @@ impl XfrmPlane {
             books: Mutex::new(books),
             counts: event::Counts::default(),
             features,
+            if_ids: tokio::sync::OnceCell::new(),
             offload: Offload::default(),
             thresholds: thresholds::Keeper::default(),
         });
@@ -259,6 +263,36 @@ impl Shared {
     fn books(&self) -> MutexGuard<'_, Books> {
         // A panic elsewhere leaves the books complete: no operation on them stops half way.
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Older kernels ignore what they do not know, and what was meant for one interface would
+    /// apply to all of this host.
+    async fn expect_if_ids(&self) -> Result<(), String> {
+        let known = self.if_ids.get_or_try_init(|| async {
+            let parse = |_: u16, payload: &[u8]| {
+                let sa = message::SeenSa::parse(payload)?;
+                Some((sa.id, message::has_if_id(payload)))
+            };
+            let request = message::probe_if_id();
+            let mut answers = self.requests.request(&request, 0, parse).await?;
+            let Some((id, known)) = answers.pop() else {
+                return Err(NetlinkError::Protocol("no SPI in the answer"));
+            };
+            let removal = message::remove_sa(id, None);
+            absent_is_fine(self.requests.command(&removal, 0).await)?;
+            Ok(known)
+        });
+        match known.await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(
+                "this kernel has no interface ids, and no SAs that set marks of what arrives or parts \
+                 of marks (Linux 4.19 and later have)"
+                    .into(),
+            ),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 

@@ -99,6 +99,21 @@ pub(super) fn alloc_spi(src: IpAddr, dst: IpAddr, reqid: u32, sa_dir: bool) -> X
     })
 }
 
+/// Reserves an SPI with an interface id, which is in the answer of a kernel that knows them.
+pub(super) fn probe_if_id() -> XfrmMessage {
+    let here = std::net::Ipv4Addr::LOCALHOST.into();
+    let mut message = alloc_spi(here, here, 0, false);
+    if let XfrmMessage::AllocSpi(message) = &mut message {
+        message.nlas.push(XfrmAttrs::IfId(1));
+    }
+    message
+}
+
+/// Whether an answer that describes an SA has an interface id.
+pub(super) fn has_if_id(payload: &[u8]) -> bool {
+    attributes(payload, XFRM_USER_SA_INFO_LEN).any(|(kind, _)| kind == XFRMA_IF_ID)
+}
+
 /// A harmless request that a kernel which knows directions of SAs refuses with `ERANGE`: it names
 /// a direction that does not exist, and an SA that does not exist.
 pub(super) fn probe_sa_dir() -> XfrmMessage {

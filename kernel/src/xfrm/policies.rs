@@ -33,6 +33,9 @@ impl XfrmPlane {
             reason,
             errno: None,
         };
+        if set.if_id_in != 0 || set.if_id_out != 0 {
+            self.shared.expect_if_ids().await.map_err(refuse)?;
+        }
         let mut claims = claims(set).map_err(refuse)?;
         if let (HwOffload::Packet, PolicyAction::Protect { local, .. }) = (set.offload, set.action)
         {

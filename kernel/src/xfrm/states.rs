@@ -3,7 +3,9 @@
 
 use std::net::IpAddr;
 
-use swanherd_ipsec::plane::{HwOffload, Mark, Outcome, PlaneError, SaEntry, SaId, UdpEncap};
+use swanherd_ipsec::plane::{
+    Direction, HwOffload, Mark, Outcome, PlaneError, SaEntry, SaId, UdpEncap,
+};
 
 use super::message::{self, CarriedState, SaOptions, SeenSa};
 use super::offload::Device;
@@ -46,6 +48,14 @@ impl XfrmPlane {
             reason,
             errno,
         };
+        // The marks of older kernels are set as a whole, and on what leaves.
+        let sets_bits = entry
+            .set_mark
+            .is_some_and(|set| set.mask != u32::MAX || entry.direction == Direction::In);
+        if entry.if_id != 0 || sets_bits {
+            let known = self.shared.expect_if_ids().await;
+            known.map_err(|reason| refuse(reason, None))?;
+        }
         let device = self
             .shared
             .offload
