@@ -437,6 +437,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn actions_have_several_names_and_may_be_combined() {
+        let both = |trap, start| Some(Action { trap, start });
+        for (text, expected) in [
+            ("none", both(false, false)),
+            ("clear", both(false, false)),
+            ("trap", both(true, false)),
+            ("route", both(true, false)),
+            ("start", both(false, true)),
+            ("restart", both(false, true)),
+            ("Restart", both(false, true)),
+            ("trap|start", both(true, true)),
+            ("start | route", both(true, true)),
+            ("", None),
+            ("hold", None),
+            ("trap,start", None),
+        ] {
+            assert_eq!(action(text), expected, "{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn arbitrary_text_is_read_or_refused(text in "\\PC{0,24}") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Recordings of simulated sessions, replayed.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -68,6 +69,7 @@ fn session(seed: u64) -> [Vec<String>; 2] {
         connections.1.proposals = vec![ike_proposal_cbc()];
     }
     connections.0.dpd_delay = Duration::from_secs(20);
+    connections.0.children[0].inactivity = Duration::from_secs(8);
     ready(&mut world, connections);
     let command = world.initiate(ALICE, "net");
     let _ = world.finish(ALICE, command);
@@ -107,12 +109,16 @@ fn session(seed: u64) -> [Vec<String>; 2] {
 
 #[test]
 fn sessions_with_rekeys_collisions_and_deletes_replay_to_the_same_actions() {
+    let idle = AtomicUsize::new(0);
     for_seeds(24, |seed| {
         for lines in session(seed) {
+            let told = lines.iter().filter(|line| line.contains("\"usage\""));
+            idle.fetch_add(told.count(), Ordering::Relaxed);
             let (summary, _) = replay(&lines).unwrap_or_else(|error| panic!("{error}"));
             assert!(summary.complete && summary.inputs > 20 && summary.actions > 50);
         }
     });
+    assert!(idle.into_inner() > 0, "nothing was idle");
 }
 
 #[test]

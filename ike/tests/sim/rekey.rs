@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! CREATE_CHILD_SA: rekeying by either side, by both at once, and under traffic.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use swanherd_config::model::Connection;
@@ -172,6 +173,40 @@ fn lively() -> (Connection, Connection) {
         conn.children[0].rand_time = Duration::from_secs(20);
     }
     connections
+}
+
+#[test]
+fn a_random_part_of_each_lifetime_is_left_to_chance_and_no_more() {
+    let mut seen = [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
+    for seed in 0..20 {
+        let mut connections = lively();
+        let conn = &mut connections.0;
+        conn.rekey_time = Duration::from_secs(400);
+        conn.reauth_time = Duration::from_secs(500);
+        conn.rand_time = Duration::from_secs(50);
+        let cfg = &conn.children[0];
+        let child = cfg.rekey_time - cfg.rand_time..=cfg.rekey_time;
+        let world = established_with(World::new(seed), connections);
+        let sa = &world.host(ALICE).ike_sas()[0];
+        let began = sa.established.unwrap();
+        let plans = [
+            (sa.rekey_at.unwrap() - began, 350..=400),
+            (sa.reauth_at.unwrap() - began, 450..=500),
+        ];
+        for (index, (after, range)) in plans.into_iter().enumerate() {
+            let millis = after.as_millis();
+            assert!((range.start() * 1000..=range.end() * 1000).contains(&millis));
+            seen[index].insert(millis);
+        }
+        let own = &world.host(ALICE).children()[0];
+        // The plan is made when the SAs are handed to the data plane, a moment before.
+        let after = own.rekey_at.unwrap() + Duration::from_millis(10) - own.installed.unwrap();
+        assert!((*child.start()..=*child.end() + Duration::from_millis(10)).contains(&after));
+        seen[2].insert(after.as_millis());
+    }
+    for plans in seen {
+        assert!(plans.len() > 15, "no jitter: {plans:?}");
+    }
 }
 
 #[test]
