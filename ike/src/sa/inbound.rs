@@ -342,7 +342,11 @@ impl IkeSa {
             Active::Rekeying(state) => self.handle_rekey_response(env, now, *state, payloads),
             Active::DeletingChild(id) => self.child_delete_answered(env, now, id, payloads),
             Active::DeletingIke => self.ike_delete_answered(env, now),
-            Active::Probing => self.probe_answered(env, now, payloads),
+            Active::Probing => {
+                self.probe_answered(env, now, payloads);
+                // Listings must not show it as under way until something else happens.
+                self.changed(env);
+            }
             Active::Moving(moving) => self.move_answered(env, now, &moving, payloads, path),
             Active::Proving(proof) => self.proof_answered(env, now, &proof, payloads),
             Active::Idle => {

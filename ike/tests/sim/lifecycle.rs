@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! INFORMATIONAL: delete, liveness, restart; and what an operator asks for.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use swanherd_config::model::{Action, Connection};
 use swanherd_ike::api::{Command, Counter, Event, IkeState, Input, Selector, Settings};
@@ -164,6 +164,17 @@ fn a_live_peer_answers_liveness_checks() {
     // One exchange in about every 30 s, from whichever side comes first.
     assert!((30..=90).contains(&sent), "{sent} messages");
     world.assert_in_sync(1);
+}
+
+#[test]
+fn listings_are_told_that_a_liveness_check_is_over() {
+    let mut world = established_with(World::new(68), with_dpd());
+    let checks = |world: &World| world.host(ALICE).ike_sas()[0].tasks_active == ["IKE_DPD"];
+    assert!(world.run_until(Duration::from_secs(600), checks));
+    let begun = world.now.instant;
+    assert!(world.run_until(Duration::from_secs(5), |world| !checks(world)));
+    let told = |(at, event): &(Instant, Event)| *at > begun && matches!(event, Event::Changed(_));
+    assert!(world.host(ALICE).events.iter().any(told));
 }
 
 #[test]
