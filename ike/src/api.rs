@@ -128,6 +128,7 @@ pub enum Input {
 
 /// What the endpoint wants done.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub enum Action {
     /// Send a datagram.
     Transmit(Transmit),

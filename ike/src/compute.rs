@@ -14,6 +14,7 @@ use crate::crypto::{CryptoError, KeyExchange, KeyPair, Rng};
 use crate::wire::AuthMethod;
 
 /// A self-contained computation.
+#[cfg_attr(test, derive(Clone))]
 pub enum Job {
     /// Makes a private value for a key exchange that we start. Yields [`Computed::Generated`].
     Generate {

@@ -24,6 +24,8 @@ enum Group {
     Unit,
     /// IKE endpoints in virtual time over simulated networks
     Sim,
+    /// Collisions of IKE exchanges, in every order
+    Explore,
     /// Property tests with many more cases than `unit` tries
     Model,
     /// Fuzz targets, a minute each
@@ -100,6 +102,7 @@ pub(crate) fn test(args: &Args) -> Result<u8, Error> {
         Group::Lint,
         Group::Unit,
         Group::Sim,
+        Group::Explore,
         Group::Model,
         Group::Netns,
         Group::Kernel,
@@ -180,6 +183,7 @@ impl Report {
             Group::Lint => ("lint", "rustfmt, clippy, SPDX headers, licences"),
             Group::Unit => ("unit", "tests of each crate"),
             Group::Sim => ("sim", "IKE in virtual time"),
+            Group::Explore => ("explore", "collisions of IKE exchanges, in every order"),
             Group::Model => (
                 "model",
                 "tests of each library again, with 2000 cases a property",
@@ -210,7 +214,12 @@ impl Report {
 
     fn run(&mut self, group: Group, args: &Args) -> Result<(), Error> {
         let needs_root = match group {
-            Group::Lint | Group::Unit | Group::Sim | Group::Model | Group::Fuzz => false,
+            Group::Lint
+            | Group::Unit
+            | Group::Sim
+            | Group::Explore
+            | Group::Model
+            | Group::Fuzz => false,
             Group::Netns | Group::Kernel | Group::Vm | Group::Demo | Group::Mips => true,
         };
         if needs_root && !is_root() {
@@ -222,6 +231,7 @@ impl Report {
             Group::Lint => self.lint(),
             Group::Unit => self.unit(),
             Group::Sim => self.sim(args),
+            Group::Explore => self.explore(args),
             Group::Model => self.model(args),
             Group::Fuzz => self.fuzz(args),
             Group::Netns => self.netns(),
@@ -287,6 +297,24 @@ impl Report {
             sim.env("SWANHERD_SIM_SEEDS", "20000");
         }
         self.libtest(sim, if args.long { 7200 } else { 1200 })
+    }
+
+    /// With an optimised endpoint: it takes a million steps.
+    fn explore(&mut self, args: &Args) -> Result<(), Error> {
+        let mut explore = cargo([
+            "test",
+            "-p",
+            "swanherd-ike",
+            "--locked",
+            "--lib",
+            "--config",
+            "profile.dev.package.swanherd-ike.opt-level=2",
+            "endpoint::tests::explore",
+            "--",
+            "--show-output",
+        ]);
+        explore.env("SWANHERD_EXPLORE", if args.long { "long" } else { "ci" });
+        self.libtest(explore, if args.long { 7200 } else { 900 })
     }
 
     /// The number of cases is all that differs: property tests stand beside the others.

@@ -30,6 +30,7 @@ pub fn sha1(data: &[u8]) -> [u8; 20] {
 
 /// Makes and checks cookies without state per peer (RFC 7296 section 2.6). The secret is replaced
 /// with [`CookieJar::rotate`]; cookies of the secret before are still accepted.
+#[cfg_attr(test, derive(Clone))]
 pub struct CookieJar {
     version: u8,
     current: hmac::Key,

@@ -32,6 +32,12 @@ pub trait PrivateValue: Send {
     /// # Errors
     /// [`CryptoError::BadPublicValue`].
     fn agree(self: Box<Self>, peer: &[u8]) -> Result<Secret, CryptoError>;
+
+    /// The same value again, where tests explore what becomes of it in more than one way.
+    #[cfg(test)]
+    fn again(&self) -> Option<Box<dyn PrivateValue>> {
+        None
+    }
 }
 
 /// One side of a key exchange: a private value and its public value. It can be used once.
@@ -71,6 +77,20 @@ impl KeyPair {
             return Err(CryptoError::BadPublicValue(self.id));
         }
         self.private.agree(peer)
+    }
+}
+
+#[cfg(test)]
+impl Clone for KeyPair {
+    fn clone(&self) -> Self {
+        Self {
+            id: self.id,
+            public: self.public.clone(),
+            private: self
+                .private
+                .again()
+                .expect("only fake key exchanges are explored"),
+        }
     }
 }
 
@@ -191,6 +211,11 @@ impl PrivateValue for FakePrivate {
         Ok(Secret::new(
             self.0.iter().zip(peer).map(|(a, b)| a ^ b).collect(),
         ))
+    }
+
+    #[cfg(test)]
+    fn again(&self) -> Option<Box<dyn PrivateValue>> {
+        Some(Box::new(Self(self.0.clone())))
     }
 }
 

@@ -7,6 +7,7 @@ use rand_core::{Rng as _, SeedableRng as _};
 use crate::record::tape::Tape;
 
 /// A ChaCha20 generator. The shell seeds it from the operating system, a simulation from a number.
+#[cfg_attr(test, derive(Clone))]
 pub struct Rng {
     generator: ChaCha20Rng,
     tape: Tape,

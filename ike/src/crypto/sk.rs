@@ -14,6 +14,7 @@ use swanherd_ipsec::{Secret, proposal::IkeSuite};
 use super::{CryptoError, Rng, lengths};
 
 /// Protects payloads of one direction.
+#[cfg_attr(test, derive(Clone))]
 pub struct Sealer {
     cipher: Cipher,
     /// Explicit vector of the next message. Only AEADs use it, which must never repeat one.
@@ -101,6 +102,7 @@ impl Sealer {
 }
 
 /// Opens payloads of one direction.
+#[cfg_attr(test, derive(Clone))]
 pub struct Opener {
     cipher: Cipher,
 }
@@ -196,6 +198,7 @@ pub(crate) fn supports_integrity(id: IntegrityId) -> bool {
 
 const BLOCK: usize = 16;
 
+#[cfg_attr(test, derive(Clone))]
 enum Cipher {
     Aead {
         key: Box<aead::LessSafeKey>,

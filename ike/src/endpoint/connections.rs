@@ -20,6 +20,7 @@ type Order = u64;
 
 /// All loaded connections with their indices.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Connections {
     next_order: Order,
     by_name: BTreeMap<String, Order>,

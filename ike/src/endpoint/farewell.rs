@@ -17,12 +17,14 @@ const MEMORY: Duration = Duration::from_secs(180);
 
 /// See the module's text.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Farewells {
     by_spi: BTreeMap<u64, Farewell>,
     order: VecDeque<u64>,
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Farewell {
     until: Instant,
     answered: Answered,

@@ -62,6 +62,7 @@ pub(crate) struct Applicant<'a> {
 }
 
 /// Half-open IKE SAs of the responder side.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct HalfOpen {
     total: usize,
     /// By address.

@@ -8,6 +8,8 @@ use super::Endpoint;
 use super::command::Started;
 use super::traps::is_negotiated;
 use crate::api::{Event, LogGroup, Now};
+#[cfg(test)]
+use crate::sa::view::View;
 
 /// The first wait between attempts; it doubles with each.
 const FIRST_BACKOFF: Duration = Duration::from_secs(5);
@@ -22,6 +24,7 @@ const NETWORK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Children that are to be brought up again.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Keep {
     /// By connection and child.
     attempts: BTreeMap<String, BTreeMap<String, Attempt>>,
@@ -67,6 +70,27 @@ impl Keep {
     pub(super) fn next(&self) -> Option<Instant> {
         let due = self.due.first().map(|(at, _, _)| *at);
         [due, self.network_at].into_iter().flatten().min()
+    }
+
+    /// Everything that decides what is brought up next.
+    #[cfg(test)]
+    pub(super) fn view(&self, out: &mut View) {
+        for (at, connection, child) in &self.due {
+            out.at(Some(*at));
+            out.text(connection);
+            out.text(child);
+        }
+        for (connection, children) in &self.attempts {
+            out.text(connection);
+            for (child, attempt) in children {
+                out.text(child);
+                out.at(attempt.at);
+                out.word(attempt.failures);
+                out.word(attempt.unreachable);
+                out.word(attempt.up.is_some());
+            }
+        }
+        out.at(self.network_at);
     }
 
     /// Which address of a connection is next.

@@ -68,6 +68,7 @@ pub struct Match {
 
 /// All IKE SAs of one host. See the crate's documentation for how it is driven.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Endpoint {
     env: Env,
     sas: BTreeMap<IkeSaId, Box<IkeSa>>,
@@ -99,6 +100,7 @@ pub struct Endpoint {
 
 /// Bounds what is logged because of messages that nobody vouches for.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 struct Strangers {
     since: Option<Instant>,
     lines: u32,

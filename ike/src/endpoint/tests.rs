@@ -2,6 +2,7 @@
 //! Two endpoints in virtual time over a perfect network.
 
 mod exchange;
+mod explore;
 mod handshake;
 mod harness;
 mod lifetime;

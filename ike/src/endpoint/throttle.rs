@@ -53,6 +53,7 @@ impl AnswerKind {
 
 /// The budgets of all kinds of answers.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Throttle {
     key: Option<u64>,
     errors: Budget,
@@ -87,6 +88,7 @@ impl Throttle {
 }
 
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 struct Budget {
     all: Bucket,
     /// Empty until the first answer.

@@ -26,6 +26,7 @@ type Name = (String, String);
 
 /// All traps and shunts that are wanted.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Traps {
     wanted: BTreeMap<Name, Trap>,
     /// What is being found out for which.
@@ -37,6 +38,7 @@ pub(super) struct Traps {
 
 /// One trap or shunt.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Trap {
     conn: ConnectionRef,
     index: usize,

@@ -19,6 +19,7 @@ const PEERS: Duration = Duration::from_secs(10);
 
 /// Redundant IKE SAs.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Twins {
     /// When to give up which, for which.
     due: BTreeSet<(Instant, IkeSaId, IkeSaId)>,

@@ -6,10 +6,13 @@ use swanherd_ipsec::plane::Outcome;
 use swanherd_ipsec::{ProtocolId, Secret};
 
 use super::child_offer::{ChildFailure, ChildPayloads, Selected, notify};
+#[cfg(test)]
+use super::env::Mutant;
 use super::env::{Env, Slot};
-use super::initiator::{NONCE_LEN, plane_failure, spi_failure};
+use super::initiator::{plane_failure, spi_failure};
 use super::install::{Installing, Outbound};
 use super::proposal::KeyExchangeRule;
+use super::standby::Sign;
 use super::{Active, Answer, IkeSa, Passive};
 use crate::api::{ChildSaId, ChildState, FailureReason, IkeState, LogGroup, Now, Token};
 use crate::compute::{Computed, Job};
@@ -22,6 +25,7 @@ pub(super) const MAX_CHILDREN: usize = 4096;
 
 /// States of a responder, named for what they await.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Answering {
     /// The SPI, and the shared secret if there is a key exchange.
     Preparation(Box<AnswerDraft>),
@@ -34,6 +38,7 @@ pub(crate) enum Answering {
 
 /// An answer in the making.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct AnswerDraft {
     pub(super) child: ChildSaId,
     pub(super) rekeys: Option<ChildSaId>,
@@ -179,7 +184,7 @@ impl IkeSa {
                 secret,
                 exchanged: None,
                 nonce_i,
-                nonce_r: env.rng.bytes(NONCE_LEN),
+                nonce_r: env.nonce(),
             }))));
         self.changed(env);
     }
@@ -323,10 +328,16 @@ impl IkeSa {
         let (id, nonce_i, nonce_r) = (draft.child, &draft.nonce_i, &draft.nonce_r);
         match self.ready_child(env, id, &suite, shared, nonce_i, nonce_r) {
             Ok(keys) => {
-                let outbound = if draft.rekeys.is_some() {
-                    Outbound::Later
-                } else {
+                // A new one is used at once, unless there is another that the peer has already.
+                let set = self.children.get(&id).map(|child| child.group.set);
+                let early = draft.rekeys.is_none()
+                    && !set.is_some_and(|set| env.policies.has_others(set, id));
+                #[cfg(test)]
+                let early = early || env.is(Mutant::Hasty);
+                let outbound = if early {
                     Outbound::Now
+                } else {
+                    Outbound::Later
                 };
                 let slot = Slot::Passive;
                 let installing =
@@ -361,6 +372,7 @@ impl IkeSa {
         }
         let Some(old) = draft.rekeys else {
             self.child_installed(env, now, draft.child, true);
+            self.stand_by(env, now, draft.child, Sign::Request);
             return;
         };
         if self.is_gone(old) {

@@ -16,6 +16,7 @@ use super::env::{Env, Slot};
 use super::idle::Idle;
 use super::mode;
 use super::policies::{Group, Traffic};
+use super::standby::Sign;
 use super::unique::{self, Tags};
 use super::{IkeSa, Packet};
 use crate::api::{ChildSaId, ChildSaInfo, ChildState, ConnectionRef, FailureReason, Token};
@@ -30,6 +31,7 @@ pub(crate) const EXPIRED_LIMIT: Duration = Duration::from_secs(10);
 
 /// A CHILD SA.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct ChildSa {
     pub(crate) id: ChildSaId,
     pub(crate) conn: ConnectionRef,
@@ -66,6 +68,8 @@ pub(crate) struct ChildSa {
     pub(crate) out_installed: bool,
     /// When it is put to use that stands by, if the peer is not heard before.
     pub(crate) use_at: Option<Instant>,
+    /// What of the peer's is enough to put it to use before.
+    pub(crate) use_on: Sign,
     /// A hard limit was reached.
     pub(crate) expired: bool,
     /// Somebody on this side wants it down.
@@ -345,6 +349,7 @@ impl IkeSa {
             redundant: false,
             out_installed: false,
             use_at: None,
+            use_on: Sign::Message,
             expired: false,
             taken_down: false,
             refused: false,

@@ -97,6 +97,7 @@ impl ChildFailure {
 
 /// What this side, as responder of an exchange, agrees to.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Selected {
     /// Place in the connection's children.
     pub(crate) index: usize,

@@ -8,6 +8,8 @@ use swanherd_config::model::Action as CloseAction;
 
 use super::child::{ChildSa, EXPIRED_LIMIT, PEER_DELETE_LIMIT};
 use super::create_child::{Creating, Negotiation};
+#[cfg(test)]
+use super::env::Mutant;
 use super::env::{Env, Request};
 use super::{Active, IkeSa, Passive, Task, narrow};
 use crate::api::{ChildSaId, ChildState, ConnectionRef, LogGroup, Now};
@@ -23,6 +25,10 @@ impl IkeSa {
         nonce_r: &[u8],
     ) {
         let id = negotiation.child;
+        if self.is_doomed(id, &negotiation) {
+            self.creation_undone(env, now, &negotiation);
+            return;
+        }
         let Some(old) = negotiation.rekeys else {
             self.created_anew(env, now, id);
             return;
@@ -45,7 +51,10 @@ impl IkeSa {
         // The SA made by the exchange with the lowest of the four nonces is the redundant one; its
         // initiator deletes it, and the other one deletes the old SA (RFC 7296 section 2.8.1).
         let our_nonce = negotiation.nonce.as_slice().min(nonce_r);
-        if our_nonce < their_nonce.as_slice() {
+        let lost = our_nonce < their_nonce.as_slice();
+        #[cfg(test)]
+        let lost = lost != env.is(Mutant::Nonces);
+        if lost {
             self.log(
                 env,
                 LogGroup::Ike,
@@ -59,7 +68,9 @@ impl IkeSa {
                 self.announce_rekey(env, old, theirs);
                 self.rekeyed_by_peer(now, old);
             }
-            self.enqueue(Task::DeleteChild(id));
+            // The peer has it only until it learns that it is redundant: packets go back to the
+            // old one, or to the peer's if that has taken over.
+            self.step_aside(env, id);
         } else {
             self.log(
                 env,
@@ -123,7 +134,7 @@ impl IkeSa {
             connection,
             child,
         });
-        self.enqueue(Task::DeleteChild(id));
+        self.step_aside(env, id);
     }
 
     /// Whether this side is making that child, not to replace another.
@@ -161,6 +172,12 @@ impl IkeSa {
     pub(super) fn answers_rekey_of(&self, old: Option<ChildSaId>) -> bool {
         matches!(&self.passive, Passive::CreatingChild(answering)
             if old.is_some() && answering.draft().rekeys == old)
+    }
+
+    /// Whether this child is made for a request of the peer's that is being answered.
+    pub(super) fn answers_creation_of(&self, id: ChildSaId) -> bool {
+        matches!(&self.passive, Passive::CreatingChild(answering)
+            if answering.draft().child == id)
     }
 
     /// The peer's own rekeying has been answered, in whatever way.
@@ -271,6 +288,10 @@ impl IkeSa {
         let (Some(old), Some((theirs, _))) = (negotiation.rekeys, &negotiation.collision) else {
             return false;
         };
+        #[cfg(test)]
+        if env.is(Mutant::Forgetful) {
+            return false;
+        }
         if !self.children.get(theirs).is_some_and(ChildSa::is_live) {
             return false;
         }

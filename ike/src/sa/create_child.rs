@@ -11,7 +11,7 @@ use swanherd_ipsec::{Proposal, ProtocolId, Secret, Transform};
 
 use super::child_offer::{ChildFailure, ChildPayloads, usable_child_proposals};
 use super::env::{Env, Request, Slot};
-use super::initiator::{NONCE_LEN, plane_failure, spi_failure};
+use super::initiator::{plane_failure, spi_failure};
 use super::install::{Installing, Outbound};
 use super::proposal::KeyExchangeRule;
 use super::{Active, Answer, IkeSa, Packet, Task, narrow};
@@ -27,13 +27,14 @@ const MAX_RESTARTS: u32 = 3;
 
 /// What this side is negotiating.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Negotiation {
     pub(super) child: ChildSaId,
     pub(super) rekeys: Option<ChildSaId>,
     proposals: Vec<Proposal>,
-    method: Option<KeyExchangeId>,
+    pub(super) method: Option<KeyExchangeId>,
     pub(super) nonce: Vec<u8>,
-    restarts: u32,
+    pub(super) restarts: u32,
     /// A child that the peer made to replace the same SA, with the lower of its nonces.
     pub(super) collision: Option<(ChildSaId, Vec<u8>)>,
     /// SPIs that the peer has deleted, and that this side has never heard of: one of them may be
@@ -43,6 +44,7 @@ pub(crate) struct Negotiation {
 
 /// States of an initiator, named for what they await.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Creating {
     /// The SPI and the private value.
     Preparation {
@@ -111,10 +113,12 @@ impl Creating {
     /// The peer has deleted an SA that this side does not know, or not yet.
     pub(super) fn doom(&mut self, spi: u32) {
         const MAX_DOOMED: usize = 16;
-        if let Self::Response { negotiation, .. } = self
-            && negotiation.doomed.len() < MAX_DOOMED
-        {
-            negotiation.doomed.push(spi);
+        if matches!(self, Self::Preparation { .. }) {
+            return;
+        }
+        let doomed = &mut self.negotiation_mut().doomed;
+        if doomed.len() < MAX_DOOMED {
+            doomed.push(spi);
         }
     }
 
@@ -279,7 +283,7 @@ impl IkeSa {
             rekeys,
             proposals,
             method,
-            nonce: env.rng.bytes(NONCE_LEN),
+            nonce: env.nonce(),
             restarts: 0,
             collision: None,
             doomed: Vec::new(),

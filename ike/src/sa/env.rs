@@ -24,6 +24,9 @@ use crate::endpoint::half_open::HalfOpen;
 use crate::endpoint::keep::Cause;
 use crate::wire::Gateway;
 
+/// Length of nonces, which is at least half of the largest PRF key (RFC 7296 section 2.10).
+const NONCE_LEN: usize = 32;
+
 /// Which of the two things that an IKE SA may be doing waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
@@ -35,6 +38,8 @@ pub(crate) enum Slot {
     Child(ChildSaId),
     /// The search for paths to the peer.
     Path,
+    /// A child whose policies have been given to another.
+    Unbound(ChildSaId),
 }
 
 /// What an answer is awaited for.
@@ -70,6 +75,7 @@ pub(crate) struct Pending {
 
 /// What an IKE SA wants of the endpoint.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Request {
     /// Take over the IKE SA that replaces another, or one that was set up for reauthentication.
     Adopt(Box<IkeSa>),
@@ -155,7 +161,20 @@ pub(crate) enum Request {
     },
 }
 
+/// A fault that tests give an endpoint.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutant {
+    /// Takes the highest of four nonces for the lowest.
+    Nonces,
+    /// Sends by a new CHILD SA before the peer has it.
+    Hasty,
+    /// Forgets the CHILD SA that the peer made in a collision when its own rekeying is refused.
+    Forgetful,
+}
+
 /// Shared by all IKE SAs of an endpoint.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Env {
     pub(crate) settings: Settings,
     pub(crate) crypto: Provider,
@@ -185,6 +204,15 @@ pub(crate) struct Env {
     /// Where peers are sent in IKE_AUTH.
     #[cfg(test)]
     pub(crate) redirects: Option<Gateway>,
+    /// What the next nonces begin with.
+    #[cfg(test)]
+    pub(crate) nonce_lead: Option<[u8; 8]>,
+    /// How many nonces have begun with it.
+    #[cfg(test)]
+    pub(crate) nonces: u32,
+    /// A fault of this endpoint, to see that it is found.
+    #[cfg(test)]
+    pub(crate) mutant: Option<Mutant>,
     /// The last operation that the data plane was given.
     pub(crate) issued: Token,
     next_token: Token,
@@ -219,6 +247,12 @@ impl Env {
             given: None,
             #[cfg(test)]
             redirects: None,
+            #[cfg(test)]
+            nonce_lead: None,
+            #[cfg(test)]
+            nonces: 0,
+            #[cfg(test)]
+            mutant: None,
             issued: 0,
             next_token: 0,
             next_ike: 0,
@@ -253,6 +287,24 @@ impl Env {
                 return spi;
             }
         }
+    }
+
+    /// A nonce for an exchange.
+    pub(crate) fn nonce(&mut self) -> Vec<u8> {
+        #[cfg_attr(not(test), expect(unused_mut, reason = "tests decide which is lower"))]
+        let mut nonce = self.rng.bytes(NONCE_LEN);
+        #[cfg(test)]
+        if let Some(lead) = self.nonce_lead {
+            nonce[..lead.len()].copy_from_slice(&lead);
+            self.nonces += 1;
+        }
+        nonce
+    }
+
+    /// Whether this endpoint has that fault.
+    #[cfg(test)]
+    pub(crate) fn is(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
     }
 
     /// A token that no action has yet.
@@ -321,6 +373,15 @@ impl Env {
         let token = self.new_token();
         self.pending.insert(token, Pending { sa, slot, kind });
         self.actions.push_back(Action::Usage(token, sas));
+    }
+
+    /// The children of `old` are `new`'s: what is awaited for them is awaited by that.
+    pub(crate) fn hand_over(&mut self, old: IkeSaId, new: IkeSaId) {
+        for pending in self.pending.values_mut() {
+            if pending.sa == old && matches!(pending.slot, Slot::Child(_) | Slot::Unbound(_)) {
+                pending.sa = new;
+            }
+        }
     }
 
     /// Gives back what an answer brought that nobody wants any more.

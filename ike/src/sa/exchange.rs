@@ -18,6 +18,7 @@ use crate::wire::{ExchangeType, Flags, Header, Message, Payload};
 
 /// Requests of this side.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Outbound {
     /// Id of the next request.
     pub(crate) next_id: u32,
@@ -27,16 +28,18 @@ pub(crate) struct Outbound {
 
 /// A request that awaits its response.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct InFlight {
     pub(crate) message_id: u32,
     pub(crate) exchange: ExchangeType,
     sealed: Sealed,
     /// Retransmissions made so far.
-    tries: u32,
+    pub(super) tries: u32,
 }
 
 /// A message as it goes out.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Sealed {
     datagrams: Vec<Vec<u8>>,
     /// What is inside, if it may be cut into smaller fragments (RFC 7383 section 2.5.2).
@@ -61,6 +64,7 @@ const LONG_AND_LOST: u32 = 2;
 
 /// Requests of the peer.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Inbound {
     /// Id of the next request.
     pub(crate) expected_id: u32,
@@ -76,6 +80,7 @@ pub(crate) struct Inbound {
 
 /// A request of the peer's and the response that it got.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Answered {
     message_id: u32,
     exchange: ExchangeType,

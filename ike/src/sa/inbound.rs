@@ -4,6 +4,7 @@
 use super::env::Env;
 use super::exchange::Path;
 use super::protect::ProtectError;
+use super::standby::Sign;
 use super::timers::Timer;
 use super::{Active, IkeSa, Passive};
 use crate::api::{Counter, Datagram, Event, FailureReason, IkeState, LogGroup, Now};
@@ -124,9 +125,6 @@ impl IkeSa {
             self.inbound.path = Some(path);
         }
         self.learn_addresses(env, now, path, header);
-        if self.is_established() {
-            self.peer_is_ready(env);
-        }
         let opened = Message { header, payloads };
         self.log(env, LogGroup::Enc, 1, format!("received {opened}"));
         if header.flags.response {
@@ -148,6 +146,17 @@ impl IkeSa {
             } else {
                 self.handle_request(env, now, opened.header.exchange, &opened.payloads);
             }
+        }
+        // Last, for what stands by may just have been deleted.
+        if self.is_established() {
+            self.peer_is_ready(
+                env,
+                if header.flags.response {
+                    Sign::Message
+                } else {
+                    Sign::Request
+                },
+            );
         }
         self.proceed(env, now);
     }

@@ -145,7 +145,13 @@ impl IkeSa {
             format!("the peer deletes CHILD_SA {name}{{{id}}} with SPI {spi:08x}"),
         );
         if state == ChildState::Created || state == ChildState::Installing {
-            return None;
+            // It is undone as soon as it is there.
+            if let Active::CreatingChild(creating) = &mut self.active
+                && creating.child() == Some(id)
+            {
+                creating.doom(spi);
+            }
+            return Some(own);
         }
         // Our own rekeying is under way, and the peer's is done: the peer's takes over.
         let successor = successor.or_else(|| self.collision_successor(env, id));

@@ -30,11 +30,10 @@ use crate::wire::{
 
 /// How often IKE_SA_INIT starts over because the responder wants another key exchange or a cookie.
 const MAX_RESTARTS: u32 = 8;
-/// Length of nonces, which is at least half of the largest PRF key (RFC 7296 section 2.10).
-pub(crate) const NONCE_LEN: usize = 32;
 
 /// States of an initiator, named for what they await.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Initiating {
     /// The addresses of a name of the peer's.
     PeerAddress {
@@ -99,6 +98,7 @@ impl Initiating {
 
 /// What IKE_SA_INIT's request says.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Setup {
     proposals: Vec<Proposal>,
     method: KeyExchangeId,
@@ -110,6 +110,7 @@ pub(crate) struct Setup {
 
 /// What IKE_SA_INIT's response says.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Agreed {
     pub(super) suite: IkeSuite,
     pub(super) transcript: Transcript,
@@ -118,6 +119,7 @@ pub(crate) struct Agreed {
 
 /// On the way to the IKE_AUTH request.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Preparation {
     pub(super) transcript: Transcript,
     pub(super) child: Option<ChildSaId>,
@@ -129,6 +131,7 @@ pub(crate) struct Preparation {
 
 /// Waiting for the IKE_AUTH response.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct AuthWait {
     pub(super) transcript: Transcript,
     pub(super) child: Option<ChildSaId>,
@@ -224,7 +227,7 @@ impl IkeSa {
         let setup = Setup {
             proposals,
             method,
-            nonce: env.rng.bytes(NONCE_LEN),
+            nonce: env.nonce(),
             cookie: None,
             restarts: 0,
             request: Vec::new(),

@@ -17,10 +17,11 @@ use crate::crypto::ChildKeys;
 
 /// Operations of the data plane under way for a child.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Installing {
     pub(crate) child: ChildSaId,
     slot: Slot,
-    waiting: BTreeSet<Token>,
+    pub(super) waiting: BTreeSet<Token>,
     error: Option<PlaneError>,
     /// The policies follow once the SAs are there.
     policies: bool,
@@ -193,11 +194,27 @@ impl IkeSa {
     /// A child's outbound SA is not there any more: its policies go back to the SA from before, or
     /// to none, so that packets ask for a new one.
     pub(crate) fn unbind_policies(&mut self, env: &mut Env, id: ChildSaId) {
-        let Some(child) = self.children.get_mut(&id) else {
-            return;
-        };
+        if let Some(op) = self.unbound(env, id) {
+            env.plane_forget(op);
+        }
+    }
+
+    /// As [`Self::unbind_policies`], and then deletes the child: not before the data plane has
+    /// done it, lest it send by what the peer has not any more.
+    pub(crate) fn step_aside(&mut self, env: &mut Env, id: ChildSaId) {
+        match self.unbound(env, id) {
+            Some(op) => {
+                env.plane(self.id, Slot::Unbound(id), op);
+            }
+            None => self.enqueue(Task::DeleteChild(id)),
+        }
+    }
+
+    /// Binds the policies to another SA, and returns the operation that removes this one.
+    fn unbound(&mut self, env: &mut Env, id: ChildSaId) -> Option<Op> {
+        let child = self.children.get_mut(&id)?;
         if !std::mem::take(&mut child.out_installed) {
-            return;
+            return None;
         }
         let set = child.group.set;
         env.relieve(set, id);
@@ -209,13 +226,11 @@ impl IkeSa {
         if let Some(op) = op {
             env.plane_forget(op);
         }
-        let sa = self.children.get(&id).and_then(ChildSa::outbound);
-        if let Some(sa) = sa {
-            if env.by_sa.get(&sa) == Some(&(self.id, id)) {
-                env.by_sa.remove(&sa);
-            }
-            env.plane_forget(Op::RemoveSa(sa));
+        let sa = self.children.get(&id).and_then(ChildSa::outbound)?;
+        if env.by_sa.get(&sa) == Some(&(self.id, id)) {
+            env.by_sa.remove(&sa);
         }
+        Some(Op::RemoveSa(sa))
     }
 
     /// A child is installed. `announce` tells the world at once; one that a rekey made is told of

@@ -29,6 +29,7 @@ const COOKIE: usize = 16;
 
 /// What an IKE SA knows about where it may move to.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Mobility {
     /// Whether this side set up the first IKE SA of the series.
     pub(crate) leader: bool,
@@ -92,6 +93,7 @@ impl Mobility {
 
 /// An address update or a list of addresses, under way.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Moving {
     epoch: u32,
     /// UPDATE_SA_ADDRESSES rather than a list alone.
@@ -102,6 +104,7 @@ pub(crate) struct Moving {
 
 /// A question whether the peer receives at an address.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Proof {
     cookie: Vec<u8>,
     remote: IpAddr,

@@ -43,6 +43,8 @@ mod standby;
 mod tasks;
 mod timers;
 pub(crate) mod unique;
+#[cfg(test)]
+pub(crate) mod view;
 mod virtual_ip;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -109,6 +111,7 @@ pub(crate) struct PeerFeatures {
 
 /// The exchange that this side initiated, or prepares to.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Active {
     /// None.
     Idle,
@@ -132,6 +135,7 @@ pub(crate) enum Active {
 
 /// A request of the peer's that is being worked on.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Passive {
     /// None.
     Idle,
@@ -145,6 +149,7 @@ pub(crate) enum Passive {
 
 /// An IKE SA.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct IkeSa {
     pub(crate) id: IkeSaId,
     /// Whether this side is the original initiator.
@@ -470,6 +475,10 @@ impl IkeSa {
                 if let Answer::Source(source) = answer {
                     self.path_answer(env, now, token, source);
                 }
+                None
+            }
+            Slot::Unbound(id) => {
+                self.enqueue(Task::DeleteChild(id));
                 None
             }
         };

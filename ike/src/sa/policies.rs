@@ -46,6 +46,7 @@ struct Key {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Holder {
     key: Key,
     group: Group,
@@ -64,6 +65,7 @@ struct Trap {
 
 /// All request ids and policy sets.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct PolicyBook {
     next_set: u32,
     reqids: Reqids,

@@ -29,6 +29,7 @@ pub(crate) enum ProtectError {
 
 /// Keys of both directions.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Protection {
     sealer: Sealer,
     opener: Opener,
@@ -162,12 +163,14 @@ impl Protection {
 /// Fragments as they come in: of one request and of one response, as the windows have it. Only
 /// authenticated ones get here, so memory is spent on two messages of an authenticated peer.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Reassembly {
     request: Option<Partial>,
     response: Option<Partial>,
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Partial {
     message_id: u32,
     total: u16,

@@ -10,7 +10,6 @@ use swanherd_ipsec::registry::KeyExchangeId;
 
 use super::child_offer::{ChildPayloads, notify, usable_ike_proposals};
 use super::env::{Env, Request, Slot};
-use super::initiator::NONCE_LEN;
 use super::lifecycle::CLEANUP_LIMIT;
 use super::proposal;
 use super::protect::Protection;
@@ -31,17 +30,19 @@ const MAX_RESTARTS: u32 = 3;
 
 /// What this side is negotiating.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Negotiation {
     id: IkeSaId,
-    spi: u64,
-    nonce: Vec<u8>,
+    pub(super) spi: u64,
+    pub(super) nonce: Vec<u8>,
     proposals: Vec<Proposal>,
-    method: KeyExchangeId,
-    restarts: u32,
+    pub(super) method: KeyExchangeId,
+    pub(super) restarts: u32,
 }
 
 /// States of an initiator, named for what they await.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Rekeying {
     /// The private value.
     PrivateValue {
@@ -83,15 +84,16 @@ impl Rekeying {
 
 /// The state of a responder: it awaits the shared secret.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Answering {
     token: Token,
     id: IkeSaId,
-    spi_i: u64,
-    spi_r: u64,
+    pub(super) spi_i: u64,
+    pub(super) spi_r: u64,
     suite: IkeSuite,
     reply: SaProposal,
-    nonce_i: Vec<u8>,
-    nonce_r: Vec<u8>,
+    pub(super) nonce_i: Vec<u8>,
+    pub(super) nonce_r: Vec<u8>,
 }
 
 impl Answering {
@@ -103,10 +105,11 @@ impl Answering {
 
 /// The IKE SA that the peer made while this side was making its own.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Twin {
     pub(crate) sa: Box<IkeSa>,
     /// The lower of its two nonces.
-    nonce: Vec<u8>,
+    pub(super) nonce: Vec<u8>,
 }
 
 // Initiator.
@@ -144,7 +147,7 @@ impl IkeSa {
         let negotiation = Box::new(Negotiation {
             id,
             spi: env.new_spi(id),
-            nonce: env.rng.bytes(NONCE_LEN),
+            nonce: env.nonce(),
             proposals,
             method,
             restarts: 0,
@@ -530,6 +533,7 @@ impl IkeSa {
             new: new_info,
         });
         new.children = std::mem::take(&mut self.children);
+        env.hand_over(self.id, new.id);
         let ids: Vec<ChildSaId> = new.children.keys().copied().collect();
         for id in ids {
             let Some(child) = new.children.get(&id) else {
@@ -650,7 +654,7 @@ impl IkeSa {
                 proposal: chosen.reply,
             },
             nonce_i,
-            nonce_r: env.rng.bytes(NONCE_LEN),
+            nonce_r: env.nonce(),
         }));
     }
 

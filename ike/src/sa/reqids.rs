@@ -19,6 +19,7 @@ pub(crate) struct ReqidTaken {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct User {
     name: Name,
     peer: Identity,
@@ -26,6 +27,7 @@ struct User {
 
 /// All request ids.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Reqids {
     base: u32,
     next: u32,

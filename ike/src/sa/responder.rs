@@ -14,10 +14,11 @@ use super::auth::{self, AuthFailure, LocalAuth, PeerCheck, Transcript};
 use super::child_offer::{ChildFailure, ChildPayloads, Selected, notify};
 use super::env::{Env, Request, Slot};
 use super::exchange::Sealed;
-use super::initiator::{NONCE_LEN, hash_notify, plane_failure, spi_failure};
+use super::initiator::{hash_notify, plane_failure, spi_failure};
 use super::install::{Installing, Outbound};
 use super::judge::{Accepted, allows};
 use super::proposal::KeyExchangeRule;
+use super::standby::Sign;
 use super::timers::Timer;
 use super::{Answer, IkeSa, Passive, mode, nat, virtual_ip};
 use crate::api::{
@@ -35,6 +36,7 @@ const MAX_CANDIDATES: usize = 8;
 
 /// States of a responder, named for what they await.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Responding {
     /// The shared secret.
     SharedSecret {
@@ -100,6 +102,7 @@ impl Responding {
 
 /// What IKE_SA_INIT agreed on.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Init {
     suite: IkeSuite,
     reply: SaProposal,
@@ -116,6 +119,7 @@ pub(crate) struct Init {
 
 /// An IKE_AUTH request that is being judged.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Context {
     transcript: Transcript,
     payloads: Vec<Payload>,
@@ -208,7 +212,7 @@ impl IkeSa {
         init: Init,
         public: Vec<u8>,
     ) -> Option<Transcript> {
-        let nonce_r = env.rng.bytes(NONCE_LEN);
+        let nonce_r = env.nonce();
         let mut payloads = vec![
             Payload::Sa(SaPayload {
                 proposals: vec![init.reply],
@@ -753,7 +757,7 @@ impl IkeSa {
                 };
                 let installing = self.install_child(env, now, child, keys, false, outbound, slot);
                 if outbound == Outbound::Later {
-                    self.stand_by(env, now, child);
+                    self.stand_by(env, now, child, Sign::Message);
                 }
                 self.passive = Passive::Responding(Box::new(Responding::Installation {
                     installing,

@@ -41,6 +41,7 @@ pub(crate) struct Holder {
 
 /// All established IKE SAs, by identities.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Rivals {
     holders: BTreeMap<Key, BTreeMap<IkeSaId, Holder>>,
     contests: BTreeMap<Key, Contest>,
@@ -48,6 +49,7 @@ pub(crate) struct Rivals {
 
 /// A contest for an identity.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 struct Contest {
     /// When holders were replaced that were alive.
     proofs: VecDeque<Instant>,

@@ -29,6 +29,7 @@ pub(super) enum Purpose {
 
 /// An open question: which own address leads to each address of the peer.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Search {
     purpose: Purpose,
     left: VecDeque<IpAddr>,

@@ -15,8 +15,18 @@ use crate::api::{ChildSaId, IkeSaId, Now};
 /// Beyond this time nobody waits for a sign of the peer's. It covers the usual retransmissions.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// What shows that the peer has the response which made a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sign {
+    /// Any message over its IKE SA, which is as new as the child.
+    Message,
+    /// The next request over its IKE SA: responses may be older.
+    Request,
+}
+
 /// What is done once a CHILD SA is put to use.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Standby {
     ike: IkeSaId,
     child: ChildSaId,
@@ -26,6 +36,7 @@ struct Standby {
 
 /// CHILD SAs that stand by, by policy set.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Standbys(BTreeMap<u32, Standby>);
 
 impl Standbys {
@@ -73,8 +84,9 @@ impl Env {
 }
 
 impl IkeSa {
-    /// Lets a child whose outbound SA is held back stand by for the others of its group.
-    pub(super) fn stand_by(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+    /// Lets a child whose outbound SA is held back stand by for the others of its group, until
+    /// that sign of the peer's.
+    pub(super) fn stand_by(&mut self, env: &mut Env, now: Now, id: ChildSaId, sign: Sign) {
         let Some(child) = self.children.get_mut(&id) else {
             return;
         };
@@ -82,6 +94,7 @@ impl IkeSa {
             return;
         };
         child.use_at = Some(now.instant + LIMIT);
+        child.use_on = sign;
         let standby = Standby {
             ike: self.id,
             child: id,
@@ -107,11 +120,12 @@ impl IkeSa {
     }
 
     /// The peer has been heard: what stands by on this IKE SA can be used.
-    pub(super) fn peer_is_ready(&mut self, env: &mut Env) {
+    pub(super) fn peer_is_ready(&mut self, env: &mut Env, sign: Sign) {
         let ready: Vec<ChildSaId> = self
             .children
             .values()
             .filter(|child| child.use_at.is_some())
+            .filter(|child| child.use_on == Sign::Message || sign == Sign::Request)
             .map(|child| child.id)
             .collect();
         for id in ready {

@@ -171,6 +171,12 @@ impl IkeSa {
             && !matches!(self.passive, Passive::Rekeying(_))
             && matches!(self.state, IkeState::Established | IkeState::Rekeyed)
         {
+            // One that the peer is being answered about is there in a moment, or gone.
+            if let Some(Task::DeleteChild(id)) = self.queue.front()
+                && self.answers_creation_of(*id)
+            {
+                return;
+            }
             let Some(task) = self.queue.pop_front() else {
                 return;
             };

@@ -57,6 +57,12 @@ impl Timers {
         self.0[timer as usize]
     }
 
+    /// All deadlines.
+    #[cfg(test)]
+    pub(super) fn all(&self) -> impl Iterator<Item = Option<Instant>> {
+        self.0.into_iter()
+    }
+
     /// Disarms everything.
     pub(crate) fn clear(&mut self) {
         self.0 = [None; COUNT];

@@ -21,7 +21,7 @@ pub(crate) enum OpKind {
 }
 
 /// State of one host's data plane.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct FakePlane {
     next_spi: u32,
     order: u64,
