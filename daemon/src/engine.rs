@@ -139,6 +139,8 @@ pub(crate) struct Engine<P, S> {
     troubles: Arc<BTreeMap<(String, String), Trouble>>,
     credential_names: Arc<CredentialNames>,
     waiting: Vec<Waiting>,
+    /// How many events about SAs clients have been told.
+    told: u64,
     next_command: CommandId,
     started: (Instant, u64),
     counters_interval: Duration,
@@ -212,6 +214,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             troubles: Arc::default(),
             credential_names: Arc::default(),
             waiting: Vec::new(),
+            told: 0,
             next_command: 1,
             started: (now.instant, now.unix),
             counters_interval: parts.counters_interval,
@@ -684,6 +687,10 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                     let _ = log.try_send(line.clone());
                 }
             }
+        }
+        if let Some(name) = crate::vici::event_name(&event).filter(|_| announces(&event)) {
+            self.told += 1;
+            crate::logging::write_event(self.told, name, &event);
         }
         // Nobody listening is fine.
         let _ = self.control.events.send(Arc::new(event));

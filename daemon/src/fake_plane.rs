@@ -23,6 +23,8 @@ pub(crate) struct FakePlane {
 #[derive(Debug, Default)]
 struct State {
     sas: BTreeMap<SaId, u64>,
+    /// SPIs given out, by request id.
+    spis: BTreeMap<u32, u32>,
     batches: Vec<usize>,
     dumps: usize,
     single: usize,
@@ -102,7 +104,13 @@ impl DataPlane for FakePlane {
                     reason: "there are none".to_owned(),
                     errno: None,
                 }),
-                Op::AllocSpi { reqid, .. } => Ok(Outcome::Spi(reqid)),
+                Op::AllocSpi { reqid, .. } => {
+                    // The first of a request id is that number.
+                    let before = state.spis.entry(reqid).or_default();
+                    let spi = reqid + (*before << 16);
+                    *before += 1;
+                    Ok(Outcome::Spi(spi))
+                }
                 _ => Ok(Outcome::Done),
             })
             .collect()

@@ -5,6 +5,7 @@
 //! error that is stuck, or a slow disk, costs lines, and never holds up IKE.
 
 mod files;
+mod told;
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -22,6 +23,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer};
 
 use files::{Files, Record};
+pub(crate) use told::write_event;
 
 /// Starts the process-wide subscriber. `RUST_LOG` overrides the level of standard error.
 pub(crate) fn start(format: LogFormat) -> Flusher {

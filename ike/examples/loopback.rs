@@ -15,10 +15,16 @@
 mod check;
 #[path = "../tests/sim/config.rs"]
 mod config;
+#[path = "../tests/sim/history.rs"]
+mod history;
+#[path = "../tests/sim/ledger.rs"]
+mod ledger;
 #[path = "../tests/sim/net.rs"]
 mod net;
 #[path = "../tests/sim/plane.rs"]
 mod plane;
+#[path = "../tests/sim/traffic.rs"]
+mod traffic;
 #[path = "../tests/sim/world.rs"]
 mod world;
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The engine with an endpoint that nobody talks to, and a data plane that plays along.
 
+mod pair;
+
 use swanherd_ike::crypto::Provider;
 use swanherd_ike::endpoint::Endpoint;
 use swanherd_kernel::audit::{Audit, Difference, Finding, Object, Remedy};

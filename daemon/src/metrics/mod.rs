@@ -282,4 +282,4 @@ fn answer(status: StatusCode, content_type: &'static str, body: String) -> Respo
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

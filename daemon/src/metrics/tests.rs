@@ -19,6 +19,11 @@ use super::{Options, Server, Tls};
 use crate::audits::{Last, Summary};
 use crate::control::{Control, Definitions, Request, Snapshot, Totals};
 
+/// What a scraper gets.
+pub(crate) fn text(snapshot: &Snapshot) -> String {
+    collect(snapshot, None, Format::OpenMetrics)
+}
+
 #[test]
 fn every_configured_child_is_there_even_if_it_is_down() {
     let text = collect(&snapshot(), None, Format::OpenMetrics);

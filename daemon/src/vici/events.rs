@@ -33,7 +33,7 @@ pub(super) const KNOWN: [&str; 17] = [
 const LOG_LEVEL: u8 = 1;
 
 /// VICI's name of an event of the engine, if it has one.
-pub(super) fn name(event: &Event) -> Option<&'static str> {
+pub(crate) fn name(event: &Event) -> Option<&'static str> {
     match event {
         Event::IkeUpDown { .. } => Some("ike-updown"),
         Event::IkeRekey { .. } => Some("ike-rekey"),

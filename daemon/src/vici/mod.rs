@@ -37,6 +37,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::control::Control;
+pub(crate) use events::name as event_name;
 
 /// Connections that may wait for `accept`.
 const BACKLOG: i32 = 1024;

@@ -82,8 +82,10 @@ pub(crate) struct ChildSa {
     pub(crate) replaces: Option<ChildSaId>,
     /// The SA that replaces this one.
     pub(crate) replaced_by: Option<ChildSaId>,
-    /// Whether it was announced to the world as up.
+    /// Whether it was announced to the world as up, and nothing else since then.
     pub(crate) announced: bool,
+    /// The SA that this one has taken over from, as long as the world was not told.
+    pub(crate) untold: Option<ChildSaId>,
     /// When unsuccessful rekeying is tried again.
     pub(crate) retry_at: Option<Instant>,
     /// The configured instead of the agreed selectors are offered in the next rekey.
@@ -120,6 +122,11 @@ impl ChildSa {
     /// Whether packets are meant to pass through it.
     pub(crate) fn is_live(&self) -> bool {
         matches!(self.state, ChildState::Installed | ChildState::Rekeying)
+    }
+
+    /// Whether its end is an event: the world knows it, or the one that it has taken over from.
+    pub(crate) fn is_known(&self) -> bool {
+        self.announced || self.untold.is_some()
     }
 
     /// Whether it will go on serving its purpose.
@@ -357,6 +364,7 @@ impl IkeSa {
             replaces,
             replaced_by: None,
             announced: false,
+            untold: None,
             retry_at: None,
             offer_configured: false,
             idle: Idle::default(),

@@ -3,6 +3,7 @@
 
 use swanherd_ipsec::ProtocolId;
 
+use super::child::ChildSa;
 use super::env::Env;
 use super::initiator_auth::auth_lifetime;
 use super::lifecycle::{CLEANUP_LIMIT, DELETE_LIMIT};
@@ -164,14 +165,14 @@ impl IkeSa {
         if self.return_to_predecessor(env, now, id) {
             return Some(own);
         }
-        let announced = self.children.get(&id).is_some_and(|child| child.announced);
+        let known = self.children.get(&id).is_some_and(ChildSa::is_known);
         let closed = self.close_child(env, id);
-        if let Some(closed) = closed.filter(|closed| announced || closed.redundant) {
+        if let Some(closed) = closed.filter(|closed| known || closed.redundant) {
             let again = self
                 .children
                 .values()
                 .any(|other| other.is_live() && other.cfg().name == name);
-            if announced && !again && !closed.taken_down {
+            if known && !again && !closed.taken_down {
                 self.lost_to_peer(env, Some(name), "the peer deleted the CHILD_SA");
             }
             self.make_good(env, &closed, Some(close));
@@ -192,6 +193,10 @@ impl IkeSa {
             return;
         }
         child.state = ChildState::Deleting;
+        self.tell_successor(env, id);
+        let Some(child) = self.children.get_mut(&id) else {
+            return;
+        };
         let (spi, name) = (child.spi_in, child.cfg().name.clone());
         self.log(
             env,

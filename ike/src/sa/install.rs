@@ -179,6 +179,10 @@ impl IkeSa {
         };
         child.use_at = None;
         env.standbys.forget(child.group.set, id);
+        self.tell_rekey(env, id);
+        let Some(child) = self.children.get_mut(&id) else {
+            return;
+        };
         if let Err(error) = claim(env, entry.id(), (self.id, id)) {
             self.log(env, LogGroup::Chd, 0, format!("CHILD_SA {{{id}}}: {error}"));
             self.enqueue(Task::DeleteChild(id));
@@ -281,13 +285,12 @@ impl IkeSa {
         self.changed(env);
     }
 
-    /// `new` takes over from `old` in the eyes of the world. Once per `old`.
+    /// `new` takes over from `old`. The world is told once there is no way back: when packets are
+    /// sent with `new`, or when `old` is being deleted.
     pub(crate) fn announce_rekey(&mut self, env: &mut Env, old: ChildSaId, new: ChildSaId) {
-        let Some(child) = self.children.get_mut(&new) else {
+        if !self.children.contains_key(&new) {
             return;
-        };
-        child.announced = true;
-        let new_info = Box::new(child.info());
+        }
         // Whoever replaces this side's rival contends in its stead.
         if let Active::CreatingChild(creating) = &mut self.active
             && let Some((rival, _)) = &mut creating.negotiation_mut().collision
@@ -295,14 +298,47 @@ impl IkeSa {
         {
             *rival = new;
         }
-        let connection = child.conn.name.clone();
-        let Some(old) = self.children.get_mut(&old) else {
+        let Some(replaced) = self.children.get_mut(&old) else {
             return;
         };
-        old.replaced_by = Some(new);
-        old.announced = false;
-        old.retry_at = None;
-        let old_info = Box::new(old.info());
+        replaced.replaced_by = Some(new);
+        replaced.retry_at = None;
+        if !replaced.is_known() {
+            return;
+        }
+        if replaced.untold == Some(new) {
+            // It is back before anybody heard that it was replaced.
+            replaced.untold = None;
+            return;
+        }
+        let Some(child) = self.children.get_mut(&new) else {
+            return;
+        };
+        child.untold = Some(old);
+        self.changed(env);
+    }
+
+    /// Tells the world, if it was not told yet, that a child has taken over.
+    pub(crate) fn tell_rekey(&mut self, env: &mut Env, new: ChildSaId) {
+        let Some(child) = self.children.get_mut(&new) else {
+            return;
+        };
+        let Some(old) = child.untold.take() else {
+            return;
+        };
+        // What that had taken over from, comes first.
+        self.tell_rekey(env, old);
+        let Some(replaced) = self.children.get_mut(&old) else {
+            return;
+        };
+        replaced.announced = false;
+        let old_info = Box::new(replaced.info());
+        let Some(child) = self.children.get_mut(&new) else {
+            return;
+        };
+        child.announced = true;
+        let connection = child.conn.name.clone();
+        let new_info = Box::new(child.info());
         let sa = Box::new(self.info_without_children());
         env.event(Event::ChildRekey {
             sa,
@@ -313,8 +349,21 @@ impl IkeSa {
         self.changed(env);
     }
 
+    /// As [`Self::tell_rekey`], for what has taken over from `old`.
+    pub(crate) fn tell_successor(&mut self, env: &mut Env, old: ChildSaId) {
+        let successor = self
+            .children
+            .values()
+            .find(|child| child.untold == Some(old))
+            .map(|child| child.id);
+        if let Some(successor) = successor {
+            self.tell_rekey(env, successor);
+        }
+    }
+
     /// Removes everything of a child from the data plane and from the listings.
     pub(crate) fn remove_child(&mut self, env: &mut Env, id: ChildSaId) -> Option<ChildSa> {
+        self.tell_successor(env, id);
         let child = self.children.remove(&id)?;
         env.standbys.forget(child.group.set, id);
         env.relieve(child.group.set, id);
@@ -346,6 +395,8 @@ impl IkeSa {
 
     /// Ends a child for good: as [`Self::remove_child`], and the world is told if it knew it.
     pub(crate) fn close_child(&mut self, env: &mut Env, id: ChildSaId) -> Option<ChildSa> {
+        self.tell_rekey(env, id);
+        self.tell_successor(env, id);
         let child = self.children.get_mut(&id)?;
         if child.announced {
             child.announced = false;
@@ -361,6 +412,7 @@ impl IkeSa {
     /// A replaced child is deleted at both ends: its outbound SA goes at once, its inbound SA after
     /// a delay that lets packets in flight arrive.
     pub(crate) fn retire_child(&mut self, env: &mut Env, now: Now, id: ChildSaId) {
+        self.tell_successor(env, id);
         let delay = env.settings.delete_rekeyed_delay;
         if delay.is_zero() {
             self.remove_child(env, id);
@@ -370,7 +422,6 @@ impl IkeSa {
             return;
         };
         child.state = ChildState::Deleted;
-        child.announced = false;
         child.rekey_at = None;
         child.remove_at = Some(now.instant + delay);
         child.pending_out = None;

@@ -679,6 +679,10 @@ impl IkeSa {
         self.request_restarts(env, reason, attempted);
         // A replaced IKE SA goes silently: its successor speaks for the children.
         if self.state != IkeState::Rekeyed && !self.redundant {
+            let ids: Vec<ChildSaId> = self.children.keys().copied().collect();
+            for id in ids {
+                self.tell_rekey(env, id);
+            }
             self.state = IkeState::Deleting;
             let sa = Box::new(self.info_without_children());
             env.event(Event::IkeUpDown { up: false, sa });

@@ -535,8 +535,9 @@ impl IkeSa {
         local: SocketAddr,
         remote: SocketAddr,
     ) {
-        // Of one that is replaced the world has heard the last.
-        if self.state != IkeState::Rekeyed && !self.redundant {
+        // Of one that is replaced the world has heard the last, and of one that is being set up
+        // nothing yet.
+        if self.announced && self.state != IkeState::Rekeyed && !self.redundant {
             let sa = Box::new(self.info_without_children());
             env.event(Event::IkeUpdate { sa, local, remote });
         }

@@ -93,7 +93,7 @@ impl World {
         })
     }
 
-    fn assert_ends_fit(&self, out: &SaEntry, inward: &SaEntry) {
+    pub(crate) fn assert_ends_fit(&self, out: &SaEntry, inward: &SaEntry) {
         let spi = out.spi;
         assert_eq!(out.keys, inward.keys, "keys of {spi:08x}");
         assert_eq!(out.esn, inward.esn, "ESN of {spi:08x}");
@@ -103,16 +103,18 @@ impl World {
             inward.encap.is_some(),
             "encapsulation of {spi:08x}"
         );
-        if self.net.nat.is_none() && self.net.other_nat.is_none() {
+        if self.net.nats.is_empty() {
             assert_eq!((out.src, out.dst), (inward.src, inward.dst), "{spi:08x}");
         }
     }
 
-    /// The data plane holds what the listings name, and was never asked for nonsense.
+    /// The data plane holds what the listings name, and was never asked for nonsense; the world
+    /// has been told of what there is.
     #[track_caller]
     pub(crate) fn assert_nothing_leaked(&self, host: usize) {
         let host = self.host(host);
-        let name = host.name;
+        let name = &host.name;
+        assert_eq!(host.ledger.check_told(&host.ike_sas()), Ok(()), "{name}");
         assert_eq!(host.plane.violations, Vec::<String>::new(), "{name}");
         assert!(
             host.plane.reserved.is_empty(),
@@ -155,9 +157,10 @@ impl World {
     pub(crate) fn assert_clean(&self, host: usize) {
         self.assert_nothing_leaked(host);
         let host = self.host(host);
-        let name = host.name;
+        let name = &host.name;
         let states: Vec<_> = host.ike_sas().iter().map(|sa| (sa.id, sa.state)).collect();
         assert_eq!(states, [], "IKE SAs of {name}");
+        assert_eq!(host.ledger.check_over(), Ok(()), "{name}");
         assert_eq!(host.endpoint.half_open(), 0, "half-open IKE SAs of {name}");
         assert!(host.plane.sas.is_empty(), "SAs of {name}");
         let policies: Vec<_> = host

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use swanherd_config::model::{Action, Connection};
-use swanherd_ike::api::{Command, Counter, Event, IkeState, Input, Selector, Settings};
+use swanherd_ike::api::{Command, Counter, Event, IkeState, Selector, Settings};
 use swanherd_ike::crypto::Provider;
 use swanherd_ipsec::plane::{PlaneEvent, PolicyAction};
 
@@ -280,6 +280,7 @@ fn unloading_a_connection_removes_its_trap() {
     assert_eq!(world.host(ALICE).plane.policies.len(), 1);
     world.unload(ALICE, "to-bob");
     world.run_for(Duration::from_secs(1));
+    // Draining happens with the next call.
     world.shutdown(ALICE);
     world.run_for(Duration::from_secs(1));
     assert!(world.host(ALICE).plane.policies.is_empty());
@@ -299,10 +300,7 @@ fn a_vanished_client_cancels_nothing_but_its_wait() {
     let mut world = World::new(53);
     ready(&mut world, pair());
     let command = world.initiate(ALICE, "net");
-    let now = world.now;
-    world.hosts[ALICE]
-        .endpoint
-        .handle(now, Input::Cancel(command));
+    world.cancel(ALICE, command);
     world.run_for(Duration::from_secs(5));
     assert_eq!(world.host(ALICE).result(command), None);
 }

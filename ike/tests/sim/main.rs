@@ -12,8 +12,11 @@
 
 mod check;
 mod config;
+mod history;
+mod ledger;
 mod net;
 mod plane;
+mod traffic;
 mod world;
 
 mod attack;

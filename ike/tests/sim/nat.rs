@@ -31,7 +31,7 @@ fn behind_nat_with(seed: u64, connections: (Connection, Connection)) -> World {
 
 fn behind_nat_in(mut world: World, (alice, mut bob): (Connection, Connection)) -> World {
     let inside = world.host(ALICE).addr;
-    world.net.nat = Some(Nat::new(inside, "203.0.113.1".parse().unwrap()));
+    world.net.nats = vec![Nat::new(inside, "203.0.113.1".parse().unwrap())];
     bob.remote_addrs = vec![HostSpec::Any(None)];
     world.load(ALICE, &psk(), alice);
     world.load(BOB, &psk(), bob);
@@ -51,8 +51,8 @@ fn bobs_idea_of_alice(world: &World) -> SocketAddr {
 
 /// Where the NAT lets Bob reach Alice.
 fn way_in(world: &mut World) -> SocketAddr {
-    let nat = world.net.nat.as_mut().unwrap();
-    SocketAddr::new(nat.outside, nat.outside_port(4500))
+    let inside = world.host(ALICE).addr;
+    world.way_in(inside, 4500)
 }
 
 #[test]
@@ -141,10 +141,16 @@ fn behind_nats(seed: u64, both: bool) -> World {
     if both {
         alice.dpd_delay = Duration::from_secs(10);
         let inside = world.host(ALICE).addr;
-        world.net.nat = Some(Nat::new(inside, "203.0.113.1".parse().unwrap()));
+        world
+            .net
+            .nats
+            .push(Nat::new(inside, "203.0.113.1".parse().unwrap()));
     }
     let inside = world.host(BOB).addr;
-    world.net.other_nat = Some(Nat::forwarding(inside, "203.0.113.2".parse().unwrap()));
+    world
+        .net
+        .nats
+        .push(Nat::forwarding(inside, "203.0.113.2".parse().unwrap()));
     let mut world = crate::handshake::established_with(world, (alice, bob));
     world.assert_in_sync(1);
     world.set_traffic(true);
@@ -195,7 +201,7 @@ fn with_nats_on_both_sides_only_the_one_that_moved_says_so() {
     assert_traffic_arrived(&world);
 
     // The kernel sees the new mapping before IKE; but who is behind a NAT is not led by packets.
-    world.net.nat.as_mut().unwrap().rebind();
+    world.net.nats[0].rebind();
     let (before, new) = (bobs_idea_of_alice(&world), way_in(&mut world));
     assert_ne!(before, new);
     let id = world.host(BOB).children()[0].inbound.unwrap();
@@ -282,7 +288,7 @@ fn the_mapping_is_kept_open_by_keepalives() {
 fn a_new_mapping_is_learnt_from_the_peers_next_message() {
     let mut world = behind_nat_without_mobike(64);
     let before = bobs_idea_of_alice(&world);
-    world.net.nat.as_mut().unwrap().rebind();
+    world.net.nats[0].rebind();
     // Anything authenticated will do; rekeying also moves nothing by itself.
     let command = world.rekey(ALICE, child());
     assert_eq!(world.finish(ALICE, command), Ok(()));
@@ -296,7 +302,7 @@ fn a_new_mapping_is_learnt_from_the_peers_next_message() {
 #[test]
 fn a_new_mapping_is_learnt_from_the_data_plane() {
     let mut world = behind_nat(65);
-    world.net.nat.as_mut().unwrap().rebind();
+    world.net.nats[0].rebind();
     let new = way_in(&mut world);
     let id = world.host(BOB).children()[0].inbound.unwrap();
     let event = PlaneEvent::MappingChange {

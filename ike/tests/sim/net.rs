@@ -78,72 +78,60 @@ impl Conditions {
     }
 }
 
-/// A NAT with one host behind it. The inside reaches everything; the outside what answers to it,
-/// or is forwarded.
+/// A NAT with hosts behind it. The inside reaches everything; the outside what answers to it, or
+/// is forwarded.
 #[derive(Clone, Debug)]
 pub(crate) struct Nat {
-    pub(crate) inside: IpAddr,
+    inside: BTreeSet<IpAddr>,
     pub(crate) outside: IpAddr,
-    mappings: BTreeMap<u16, u16>,
+    /// Inside and outside ports, and when they were last used from the inside.
+    mappings: BTreeMap<SocketAddr, (u16, Duration)>,
     next_port: u16,
+    /// How long an unused mapping lasts.
+    pub(crate) idle: Duration,
 }
 
 impl Nat {
     pub(crate) fn new(inside: IpAddr, outside: IpAddr) -> Self {
         Self {
-            inside,
+            inside: BTreeSet::from([inside]),
             outside,
             mappings: BTreeMap::new(),
             next_port: 20_000,
+            idle: Duration::MAX,
         }
     }
 
     /// One that forwards the ports of IKE to the inside.
     pub(crate) fn forwarding(inside: IpAddr, outside: IpAddr) -> Self {
         let mut nat = Self::new(inside, outside);
-        nat.mappings = BTreeMap::from([(500, 500), (4500, 4500)]);
+        nat.mappings = [500, 4500]
+            .map(|port| (SocketAddr::new(inside, port), (port, Duration::ZERO)))
+            .into();
         nat
     }
 
-    /// Forgets all mappings: what the host sends from now on comes from other ports.
+    /// Forgets all mappings: what the hosts send from now on comes from other ports.
     pub(crate) fn rebind(&mut self) {
         self.mappings.clear();
     }
 
     /// The port that the outside sees for an inside port.
-    pub(crate) fn outside_port(&mut self, inside: u16) -> u16 {
-        let next = &mut self.next_port;
-        *self.mappings.entry(inside).or_insert_with(|| {
-            *next += 1;
-            *next
-        })
+    pub(crate) fn outside_port(&mut self, inside: SocketAddr, now: Duration) -> u16 {
+        let mapping = self.mappings.entry(inside).or_insert((0, now));
+        if mapping.0 == 0 || now.saturating_sub(mapping.1) > self.idle {
+            self.next_port = self.next_port.checked_add(1).unwrap_or(20_001);
+            mapping.0 = self.next_port;
+        }
+        mapping.1 = now;
+        mapping.0
     }
 
-    fn inside_port(&self, outside: u16) -> Option<u16> {
+    fn inside_of(&self, outside: u16, now: Duration) -> Option<SocketAddr> {
         self.mappings
             .iter()
-            .find(|(_, port)| **port == outside)
+            .find(|(_, (port, used))| *port == outside && now.saturating_sub(*used) <= self.idle)
             .map(|(inside, _)| *inside)
-    }
-
-    /// Source and destination as they leave, or `None` if there is no mapping.
-    pub(crate) fn translate(
-        &mut self,
-        mut source: SocketAddr,
-        mut destination: SocketAddr,
-    ) -> Option<(SocketAddr, SocketAddr)> {
-        if source.ip() == self.inside {
-            source = SocketAddr::new(self.outside, self.outside_port(source.port()));
-        }
-        if destination.ip() == self.inside {
-            // Nobody outside can address the inside.
-            return None;
-        }
-        if destination.ip() == self.outside {
-            let port = self.inside_port(destination.port())?;
-            destination = SocketAddr::new(self.inside, port);
-        }
-        Some((source, destination))
     }
 }
 
@@ -151,9 +139,9 @@ impl Nat {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Network {
     pub(crate) conditions: Conditions,
-    pub(crate) nat: Option<Nat>,
-    /// Another one, for another host.
-    pub(crate) other_nat: Option<Nat>,
+    /// Those of one host's link, where they differ.
+    pub(crate) links: BTreeMap<usize, Conditions>,
+    pub(crate) nats: Vec<Nat>,
     /// Nothing gets through.
     pub(crate) cut: bool,
     /// Nothing gets through from and to these addresses.
@@ -162,4 +150,50 @@ pub(crate) struct Network {
     pub(crate) link_mtu: Option<usize>,
     /// What names stand for, and how long it takes to find out. Others are those of hosts.
     pub(crate) names: BTreeMap<String, (Duration, Vec<IpAddr>)>,
+    /// Nothing gets to these hosts.
+    pub(crate) deaf: BTreeSet<usize>,
+    /// Nothing gets away from these hosts.
+    pub(crate) mute: BTreeSet<usize>,
+}
+
+impl Network {
+    /// How datagrams between two hosts are treated.
+    pub(crate) fn between(&self, from: usize, to: Option<usize>) -> &Conditions {
+        let link = |host| self.links.get(&host);
+        link(from).or_else(|| link(to?)).unwrap_or(&self.conditions)
+    }
+
+    /// Whether nothing gets from one host to the other.
+    pub(crate) fn is_cut(&self, from: usize, to: usize) -> bool {
+        self.cut || self.mute.contains(&from) || self.deaf.contains(&to)
+    }
+
+    /// Source and destination as they arrive, or `None` if nobody is there.
+    pub(crate) fn translate(
+        &mut self,
+        mut source: SocketAddr,
+        mut destination: SocketAddr,
+        now: Duration,
+    ) -> Option<(SocketAddr, SocketAddr)> {
+        for nat in &mut self.nats {
+            // Nobody outside can address the inside.
+            if nat.inside.contains(&destination.ip()) {
+                return None;
+            }
+            if nat.inside.contains(&source.ip()) {
+                source = SocketAddr::new(nat.outside, nat.outside_port(source, now));
+            }
+        }
+        if let Some(nat) = self.nats.iter().find(|nat| nat.outside == destination.ip()) {
+            destination = nat.inside_of(destination.port(), now)?;
+        }
+        Some((source, destination))
+    }
+
+    /// Who is behind an address, if that is the address of a NAT with one host behind it.
+    pub(crate) fn inside_of(&self, addr: IpAddr) -> IpAddr {
+        let nat = self.nats.iter().find(|nat| nat.outside == addr);
+        nat.and_then(|nat| nat.inside.first().copied())
+            .unwrap_or(addr)
+    }
 }

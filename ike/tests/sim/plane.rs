@@ -35,6 +35,8 @@ pub(crate) struct FakePlane {
     pub(crate) carried: BTreeMap<SaId, u64>,
     /// When each SA last carried a packet; also of those that are gone.
     pub(crate) used: BTreeMap<SaId, Instant>,
+    /// When lifetimes end, by the clock that the kernel uses: soft and hard.
+    pub(crate) ends: BTreeMap<(SaId, bool), i128>,
     /// SAs that were refused, or that ended by themselves.
     gone: BTreeSet<SaId>,
     /// Refuses policies that another set has with another request id, as a kernel's SPD does.
@@ -57,6 +59,7 @@ impl FakePlane {
             addresses: Vec::new(),
             carried: BTreeMap::new(),
             used: BTreeMap::new(),
+            ends: BTreeMap::new(),
             gone: BTreeSet::new(),
             one_owner: false,
             failing: Vec::new(),
@@ -110,11 +113,21 @@ impl FakePlane {
                 entry.src = src;
                 entry.dst = dst;
                 entry.encap = encap;
-                self.sas.insert(entry.id(), (order, entry));
+                let new = entry.id();
+                for hard in [false, true] {
+                    if let Some(end) = self.ends.remove(&(id, hard)) {
+                        self.ends.insert((new, hard), end);
+                    }
+                }
+                if let Some(count) = self.carried.remove(&id) {
+                    self.carried.insert(new, count);
+                }
+                self.sas.insert(new, (order, entry));
             }
             Op::RemoveSa(id) => {
                 self.reserved.remove(&id);
                 self.carried.remove(&id);
+                self.forget_ends(id);
                 if self.sas.remove(&id).is_some()
                     && !self.gone.contains(&id)
                     && let Some(set) = self.policies.values().find(|set| bound_to(set) == Some(id))
@@ -251,6 +264,13 @@ impl FakePlane {
     pub(crate) fn expire(&mut self, id: SaId) {
         self.sas.remove(&id);
         self.gone.insert(id);
+        self.forget_ends(id);
+    }
+
+    fn forget_ends(&mut self, id: SaId) {
+        for hard in [false, true] {
+            self.ends.remove(&(id, hard));
+        }
     }
 
     /// SAs of one direction.

@@ -262,7 +262,7 @@ fn roaming_behind_a_nat_and_out_again_switches_encapsulation() {
     let inside = "10.99.0.5";
     let mut world = up(206, &[FIRST], &[BOBS]);
     assert!(!world.host(ALICE).children()[0].encap);
-    world.net.nat = Some(Nat::new(addr(inside), addr("203.0.113.1")));
+    world.net.nats = vec![Nat::new(addr(inside), addr("203.0.113.1"))];
     world.set_addresses(ALICE, &[inside]);
     world.run_for(Duration::from_secs(10));
     world.assert_in_sync(1);
@@ -277,7 +277,7 @@ fn roaming_behind_a_nat_and_out_again_switches_encapsulation() {
 
     world.set_addresses(ALICE, &[SECOND]);
     world.run_for(Duration::from_secs(10));
-    world.net.nat = None;
+    world.net.nats.clear();
     assert_between(&world, SECOND, BOBS);
     assert!(!world.host(ALICE).ike_sas()[0].nat_local);
     for host in [ALICE, BOB] {
@@ -289,15 +289,14 @@ fn roaming_behind_a_nat_and_out_again_switches_encapsulation() {
 fn a_new_nat_mapping_is_noticed_by_a_liveness_check_and_told() {
     let mut world = World::new(207);
     let inside = world.host(ALICE).addr;
-    world.net.nat = Some(Nat::new(inside, addr("203.0.113.1")));
+    world.net.nats = vec![Nat::new(inside, addr("203.0.113.1"))];
     let mut world = established_with(world, connections());
     let before = ends(&world, BOB).1;
-    world.net.nat.as_mut().unwrap().rebind();
+    world.net.nats[0].rebind();
 
     world.run_for(Duration::from_secs(25));
 
-    let nat = world.net.nat.as_mut().unwrap();
-    let now = SocketAddr::new(nat.outside, nat.outside_port(4500));
+    let now = world.way_in(inside, 4500);
     assert_eq!(before.ip(), now.ip());
     assert_ne!(before, now);
     assert_eq!(ends(&world, BOB).1, now);
@@ -365,7 +364,7 @@ fn without_mobike_another_ike_sa_takes_over_from_the_new_address() {
 fn nobody_leads_away_a_host_that_is_behind_a_nat() {
     let mut world = World::new(209);
     let inside = world.host(ALICE).addr;
-    world.net.nat = Some(Nat::new(inside, addr("203.0.113.1")));
+    world.net.nats = vec![Nat::new(inside, addr("203.0.113.1"))];
     let (mut alice, mut bob) = pair();
     alice.mobike = false;
     bob.remote_addrs = vec![HostSpec::Any(None)];

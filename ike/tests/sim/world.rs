@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Hosts, a network between them, and time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -16,26 +16,24 @@ use swanherd_ike::credentials::Credentials;
 use swanherd_ike::crypto::Provider;
 use swanherd_ike::endpoint::Endpoint;
 use swanherd_ike::record::Recorded;
-use swanherd_ike::wire::Message;
 use swanherd_ipsec::plane::{Direction, Op, PlaneEvent, SaId};
 
+use crate::history::{History, describe, describe_op};
+use crate::ledger::Ledger;
 use crate::net::{Conditions, Network, SimRng};
 use crate::plane::FakePlane;
+use crate::traffic::Traffic;
 
-/// Lines of history that a failing test prints.
-const HISTORY: usize = 400;
 /// Happenings at one moment before it is called an endless loop.
 const MAX_AT_ONCE: u32 = 20_000;
 /// Wall clock at the start: 2027-01-15.
 const START_UNIX: u64 = 1_800_000_000;
-/// Time between packets of the traffic.
-const PACKET_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) const ALICE: usize = 0;
 pub(crate) const BOB: usize = 1;
 
 /// Something that is due at some time.
-enum Happening {
+pub(crate) enum Happening {
     Arrival(usize, Datagram),
     Plane(usize, Token, Op),
     Computed(usize, Token, Job),
@@ -44,12 +42,27 @@ enum Happening {
     Usage(usize, Token, Option<Duration>),
     Expire(usize, SaId, bool),
     Packets,
-    PacketArrival { to: usize, spi: u32, dst: IpAddr },
+    PacketArrival {
+        to: usize,
+        /// Where it seems to come from, if it is encapsulated.
+        from: Option<SocketAddr>,
+        spi: u32,
+        dst: IpAddr,
+    },
+}
+
+/// How a host's clocks differ from the world's.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Clock {
+    /// How long the monotonic clock has stood still.
+    pub(crate) lag: Duration,
+    /// Seconds that the wall clock is ahead.
+    pub(crate) ahead: i64,
 }
 
 /// One host: an endpoint and what surrounds it.
 pub(crate) struct Host {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) addr: IpAddr,
     /// Further addresses.
     pub(crate) more: Vec<IpAddr>,
@@ -57,11 +70,23 @@ pub(crate) struct Host {
     pub(crate) source: Option<IpAddr>,
     pub(crate) endpoint: Recorded,
     pub(crate) plane: FakePlane,
-    /// Everything told, with the time.
+    /// Everything told, with the time, if the world keeps it.
     pub(crate) events: Vec<(Instant, Event)>,
+    /// What has been told so far, as one who listens understands it.
+    pub(crate) ledger: Ledger,
+    pub(crate) clock: Clock,
+    /// It neither does nor receives anything.
+    pub(crate) off: bool,
+    /// What would have happened meanwhile.
+    frozen: Vec<Happening>,
+    /// When the endpoint next wants to be called, by the world's clock.
+    armed: Option<Instant>,
+    restarts: u32,
     /// How long the data plane takes, in milliseconds.
     pub(crate) plane_delay: RangeInclusive<u64>,
     plane_busy_until: Instant,
+    /// Operations that it has not carried out yet.
+    plane_waiting: u32,
     /// How long a computation takes, in milliseconds.
     pub(crate) compute_delay: RangeInclusive<u64>,
     next_command: CommandId,
@@ -115,17 +140,6 @@ impl Host {
     }
 }
 
-/// Traffic through the tunnels, in both directions, and how much of it arrived.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Traffic {
-    pub(crate) sent: u64,
-    pub(crate) arrived: u64,
-    /// No SA to send with.
-    pub(crate) blocked: u64,
-    /// No SA to receive with.
-    pub(crate) refused: u64,
-}
-
 /// A recording.
 pub(crate) type Lines = Arc<std::sync::Mutex<Vec<String>>>;
 
@@ -139,12 +153,17 @@ pub(crate) struct World {
     pub(crate) net: Network,
     pub(crate) hosts: Vec<Host>,
     pub(crate) traffic: Traffic,
-    traffic_on: bool,
-    rng: SimRng,
+    pub(crate) rng: SimRng,
     queue: BTreeMap<(Instant, u64), Happening>,
     order: u64,
+    /// The hosts by the time at which their endpoints want to be called.
+    timers: BTreeSet<(Instant, usize)>,
     at_once: (Instant, u32),
-    history: VecDeque<String>,
+    pub(crate) history: History,
+    /// Whether hosts keep the events that they tell.
+    pub(crate) keeps_events: bool,
+    /// How much has happened.
+    pub(crate) steps: u64,
     start: Instant,
     /// Sees every datagram that is sent; drops it by answering `false`.
     pub(crate) filter: Option<Filter>,
@@ -153,19 +172,14 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Two hosts, Alice at 192.0.2.1 and Bob at 198.51.100.1, with default settings and a fake
-    /// key exchange.
-    pub(crate) fn new(seed: u64) -> Self {
-        Self::with(seed, Settings::default(), Provider::fake())
-    }
-
-    pub(crate) fn with(seed: u64, settings: Settings, crypto: Provider) -> Self {
+    /// Nobody, with default settings.
+    pub(crate) fn empty(seed: u64) -> Self {
         #[allow(
             clippy::disallowed_methods,
             reason = "any origin of virtual time will do, and std has no other way to make one"
         )]
         let start = Instant::now();
-        let mut world = Self {
+        Self {
             seed,
             now: Now {
                 instant: start,
@@ -174,16 +188,28 @@ impl World {
             net: Network::default(),
             hosts: Vec::new(),
             traffic: Traffic::default(),
-            traffic_on: false,
             rng: SimRng::new(seed),
             queue: BTreeMap::new(),
             order: 0,
+            timers: BTreeSet::new(),
             at_once: (start, 0),
-            history: VecDeque::new(),
+            history: History::default(),
+            keeps_events: true,
+            steps: 0,
             start,
             filter: None,
             tape: None,
-        };
+        }
+    }
+
+    /// Two hosts, Alice at 192.0.2.1 and Bob at 198.51.100.1, with default settings and a fake
+    /// key exchange.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self::with(seed, Settings::default(), Provider::fake())
+    }
+
+    pub(crate) fn with(seed: u64, settings: Settings, crypto: Provider) -> Self {
+        let mut world = Self::empty(seed);
         world.add_host("alice", "192.0.2.1", settings.clone(), crypto);
         world.add_host("bob", "198.51.100.1", settings, crypto);
         world
@@ -191,24 +217,31 @@ impl World {
 
     pub(crate) fn add_host(
         &mut self,
-        name: &'static str,
+        name: &str,
         addr: &str,
         settings: Settings,
         crypto: Provider,
     ) -> usize {
         let seed = self.rng.seed();
         let index = self.hosts.len();
-        let first_spi = 0xc000_0000 + 0x0100_0000 * u32::try_from(index).unwrap();
+        let first_spi = first_spi(index, 0);
         self.hosts.push(Host {
-            name,
+            name: name.to_owned(),
             addr: addr.parse().unwrap(),
             more: Vec::new(),
             source: Some(addr.parse().unwrap()),
             endpoint: Recorded::new(Endpoint::new(settings, crypto, seed)),
             plane: FakePlane::new(first_spi),
             events: Vec::new(),
+            ledger: Ledger::default(),
+            clock: Clock::default(),
+            off: false,
+            frozen: Vec::new(),
+            armed: None,
+            restarts: 0,
             plane_delay: 0..=2,
             plane_busy_until: self.now.instant,
+            plane_waiting: 0,
             compute_delay: 0..=5,
             next_command: 0,
         });
@@ -235,12 +268,16 @@ impl World {
     /// Forgets everything that a host's endpoint and data plane knew, as after a crash.
     pub(crate) fn restart(&mut self, host: usize, settings: Settings, crypto: Provider) {
         let seed = self.rng.seed();
-        let first_spi = 0xd000_0000 + 0x0100_0000 * u32::try_from(host).unwrap();
-        self.note(host, "restarts");
+        self.note(host, || "restarts".to_owned());
         let fresh = &mut self.hosts[host];
+        fresh.restarts += 1;
         fresh.endpoint = Recorded::new(Endpoint::new(settings, crypto, seed));
-        fresh.plane = FakePlane::new(first_spi);
+        fresh.plane = FakePlane::new(first_spi(host, fresh.restarts));
         fresh.events.clear();
+        fresh.ledger = Ledger::default();
+        fresh.frozen.clear();
+        fresh.plane_waiting = 0;
+        fresh.off = false;
         self.queue.retain(|_, happening| match happening {
             Happening::Plane(at, ..)
             | Happening::Computed(at, ..)
@@ -250,6 +287,22 @@ impl World {
             | Happening::Expire(at, ..) => *at != host,
             Happening::Arrival(..) | Happening::Packets | Happening::PacketArrival { .. } => true,
         });
+        self.arm(host);
+    }
+
+    /// What a host's own clocks show.
+    pub(crate) fn at(&self, host: usize) -> Now {
+        let clock = self.hosts[host].clock;
+        Now {
+            instant: self.now.instant - clock.lag,
+            unix: self.now.unix.saturating_add_signed(clock.ahead),
+        }
+    }
+
+    /// What the lifetimes of a host's SAs are counted by.
+    fn kernel_time(&self, host: usize) -> i128 {
+        let elapsed = i128::try_from(self.elapsed().as_nanos()).unwrap();
+        elapsed + i128::from(self.hosts[host].clock.ahead) * 1_000_000_000
     }
 
     pub(crate) fn conditions(mut self, conditions: Conditions) -> Self {
@@ -263,7 +316,7 @@ impl World {
 
     /// Loads credentials and a connection.
     pub(crate) fn load(&mut self, host: usize, credentials: &Credentials, connection: Connection) {
-        let now = self.now;
+        let now = self.at(host);
         let endpoint = &mut self.hosts[host].endpoint;
         endpoint.handle(now, Input::Credentials(Arc::new(credentials.clone())));
         endpoint.handle(now, Input::Load(Arc::new(connection)));
@@ -271,7 +324,8 @@ impl World {
     }
 
     pub(crate) fn unload(&mut self, host: usize, connection: &str) {
-        let now = self.now;
+        let now = self.at(host);
+        self.note(host, || format!("unloads {connection}"));
         let endpoint = &mut self.hosts[host].endpoint;
         assert!(endpoint.has_connection(connection));
         endpoint.handle(now, Input::Unload(connection.to_owned()));
@@ -279,14 +333,24 @@ impl World {
     }
 
     pub(crate) fn command(&mut self, host: usize, command: Command) -> CommandId {
-        let now = self.now;
-        self.note(host, &format!("command {command:?}"));
+        let now = self.at(host);
+        self.note(host, || format!("command {command:?}"));
         let host_state = &mut self.hosts[host];
         host_state.next_command += 1;
         let id = host_state.next_command;
+        host_state.ledger.asked(id);
         host_state.endpoint.handle(now, Input::Command(id, command));
         self.drain(host);
         id
+    }
+
+    /// Nobody waits for a command any more.
+    pub(crate) fn cancel(&mut self, host: usize, command: CommandId) {
+        let now = self.at(host);
+        let state = &mut self.hosts[host];
+        state.endpoint.handle(now, Input::Cancel(command));
+        state.ledger.cancelled(command);
+        self.drain(host);
     }
 
     pub(crate) fn initiate(&mut self, host: usize, child: &str) -> CommandId {
@@ -311,17 +375,17 @@ impl World {
     }
 
     pub(crate) fn shutdown(&mut self, host: usize) {
-        let now = self.now;
-        self.note(host, "shuts down");
+        let now = self.at(host);
+        self.note(host, || "shuts down".to_owned());
         self.hosts[host].endpoint.handle(now, Input::Shutdown);
         self.drain(host);
     }
 
     /// A host has these addresses from now on, the first being what it sends from, and notices.
     pub(crate) fn set_addresses(&mut self, host: usize, addrs: &[&str]) {
-        let now = self.now;
+        let now = self.at(host);
         let addrs: Vec<IpAddr> = addrs.iter().map(|addr| addr.parse().unwrap()).collect();
-        self.note(host, &format!("has the addresses {addrs:?}"));
+        self.note(host, || format!("has the addresses {addrs:?}"));
         let told: Vec<HostAddress> = (1..)
             .zip(&addrs)
             .map(|(link, addr)| HostAddress {
@@ -344,8 +408,8 @@ impl World {
     }
 
     pub(crate) fn plane_event(&mut self, host: usize, event: PlaneEvent) {
-        let now = self.now;
-        self.note(host, &format!("plane event {event:?}"));
+        let now = self.at(host);
+        self.note(host, || format!("plane event {event:?}"));
         self.hosts[host]
             .endpoint
             .handle(now, Input::PlaneEvent(event));
@@ -354,19 +418,11 @@ impl World {
 
     /// Hands a datagram to a host at once, whoever made it.
     pub(crate) fn inject(&mut self, host: usize, datagram: Datagram) {
-        let now = self.now;
+        let now = self.at(host);
         self.hosts[host]
             .endpoint
             .handle(now, Input::Datagram(datagram));
         self.drain(host);
-    }
-
-    /// Starts or stops the traffic through all tunnels.
-    pub(crate) fn set_traffic(&mut self, on: bool) {
-        if on && !self.traffic_on {
-            self.schedule(self.now.instant, Happening::Packets);
-        }
-        self.traffic_on = on;
     }
 
     /// Lets time pass until `done`, but no longer than `limit`; whether it came to be.
@@ -376,6 +432,9 @@ impl World {
         mut done: impl FnMut(&Self) -> bool,
     ) -> bool {
         let end = self.now.instant + limit;
+        for host in 0..self.hosts.len() {
+            self.arm(host);
+        }
         loop {
             if done(self) {
                 return true;
@@ -402,10 +461,8 @@ impl World {
 
     /// The next thing that happens, if it does before `end`; else time is `end`.
     fn step(&mut self, end: Instant) -> bool {
-        let timer = (0..self.hosts.len())
-            .filter_map(|host| Some((self.hosts[host].endpoint.poll_timeout()?, host)))
-            .min();
-        let queued = self.queue.keys().next().map(|(at, _)| *at);
+        let timer = self.timers.first().copied();
+        let queued = self.queue.first_key_value().map(|((at, _), _)| *at);
         let next = match (queued, timer) {
             (Some(at), Some((timer, _))) => at.min(timer),
             (Some(at), None) => at,
@@ -420,15 +477,33 @@ impl World {
             return false;
         }
         self.advance(next);
+        self.steps += 1;
         if queued.is_some_and(|at| at <= next) {
             let (_, happening) = self.queue.pop_first().unwrap();
             self.happen(happening);
         } else if let Some((_, host)) = timer {
-            let now = self.now;
+            let now = self.at(host);
             self.hosts[host].endpoint.handle(now, Input::Timeout);
             self.drain(host);
         }
         true
+    }
+
+    /// Notes when a host's endpoint next wants to be called.
+    fn arm(&mut self, host: usize) {
+        let state = &mut self.hosts[host];
+        let next = state
+            .endpoint
+            .poll_timeout()
+            .filter(|_| !state.off)
+            .map(|at| at + state.clock.lag);
+        if next != state.armed {
+            if let Some(before) = state.armed {
+                self.timers.remove(&(before, host));
+            }
+            state.armed = next;
+            self.timers.extend(next.map(|at| (at, host)));
+        }
     }
 
     fn advance(&mut self, to: Instant) {
@@ -445,87 +520,111 @@ impl World {
     }
 
     fn happen(&mut self, happening: Happening) {
-        let now = self.now;
-        let host = match happening {
-            Happening::Arrival(host, datagram) => {
-                self.note(host, &format!("<- {}", describe(&datagram.payload)));
+        let host = match &happening {
+            Happening::Arrival(host, _)
+            | Happening::PacketArrival { to: host, .. }
+            | Happening::Plane(host, ..)
+            | Happening::Computed(host, ..)
+            | Happening::Resolved(host, ..)
+            | Happening::Source(host, ..)
+            | Happening::Usage(host, ..)
+            | Happening::Expire(host, ..) => *host,
+            Happening::Packets => return self.packets(),
+        };
+        if self.hosts[host].off {
+            match happening {
+                Happening::Arrival(..) | Happening::PacketArrival { .. } | Happening::Packets => {}
+                other => self.hosts[host].frozen.push(other),
+            }
+            return;
+        }
+        let now = self.at(host);
+        match happening {
+            Happening::Arrival(_, datagram) => {
+                self.note(host, || {
+                    format!("<- {} {}", datagram.remote, describe(&datagram.payload))
+                });
                 self.hosts[host]
                     .endpoint
                     .handle(now, Input::Datagram(datagram));
-                host
             }
-            Happening::Plane(host, token, op) => {
-                let expiry = match &op {
-                    Op::InstallSa(entry) => Some((entry.id(), entry.lifetime)),
-                    _ => None,
-                };
-                let text = describe_op(&op);
-                let answer = self.hosts[host].plane.apply(op);
-                self.note(host, &format!("plane: {text}: {answer:?}"));
-                if let (Some((id, lifetime)), Ok(_)) = (expiry, &answer) {
-                    for (after, hard) in [(lifetime.soft_time, false), (lifetime.hard_time, true)] {
-                        if let Some(after) = after {
-                            let due = now.instant + after;
-                            self.schedule(due, Happening::Expire(host, id, hard));
-                        }
-                    }
-                }
-                self.hosts[host]
-                    .endpoint
-                    .handle(now, Input::Plane(token, answer));
-                host
+            Happening::Plane(_, token, op) => self.operate(host, token, op),
+            Happening::Computed(_, token, job) => {
+                let endpoint = &mut self.hosts[host].endpoint;
+                endpoint.handle(now, Input::Computed(token, job.run()));
             }
-            Happening::Computed(host, token, job) => {
-                self.hosts[host]
-                    .endpoint
-                    .handle(now, Input::Computed(token, job.run()));
-                host
-            }
-            Happening::Resolved(host, token, addrs) => {
+            Happening::Resolved(_, token, addrs) => {
                 self.hosts[host]
                     .endpoint
                     .handle(now, Input::Resolved(token, addrs));
-                host
             }
-            Happening::Source(host, token, addr) => {
+            Happening::Source(_, token, addr) => {
                 self.hosts[host]
                     .endpoint
                     .handle(now, Input::Source(token, addr));
-                host
             }
-            Happening::Usage(host, token, ago) => {
+            Happening::Usage(_, token, ago) => {
                 self.hosts[host]
                     .endpoint
                     .handle(now, Input::Usage(token, ago));
-                host
             }
-            Happening::Expire(host, id, hard) => {
-                let plane = &mut self.hosts[host].plane;
-                if !plane.sas.contains_key(&id) {
-                    return;
-                }
-                if hard {
-                    plane.expire(id);
-                }
-                return self.plane_event(host, PlaneEvent::Expire { id, hard });
+            Happening::Expire(_, id, hard) => return self.expire(host, id, hard),
+            Happening::PacketArrival { from, spi, dst, .. } => {
+                return self.packet_arrives(host, from, SaId { spi, dst });
             }
-            Happening::Packets => return self.packets(),
-            Happening::PacketArrival { to, spi, dst } => {
-                if self.hosts[to].plane.inbound(spi, dst).is_some() {
-                    self.traffic.arrived += 1;
-                    self.carry(to, SaId { spi, dst });
-                } else {
-                    self.traffic.refused += 1;
-                    self.note(to, &format!("no SA for a packet with SPI {spi:08x}"));
-                }
-                return;
-            }
-        };
+            Happening::Packets => {}
+        }
         self.drain(host);
     }
 
+    fn operate(&mut self, host: usize, token: Token, op: Op) {
+        let expiry = match &op {
+            Op::InstallSa(entry) => Some((entry.id(), entry.lifetime)),
+            _ => None,
+        };
+        let text = self.history.is_on().then(|| describe_op(&op));
+        let kernel_now = self.kernel_time(host);
+        self.hosts[host].plane_waiting -= 1;
+        let answer = self.hosts[host].plane.apply(op);
+        if let Some(text) = text {
+            self.note(host, || format!("plane: {text}: {answer:?}"));
+        }
+        if let (Some((id, lifetime)), Ok(_)) = (expiry, &answer) {
+            for (after, hard) in [(lifetime.soft_time, false), (lifetime.hard_time, true)] {
+                let Some(after) = after else { continue };
+                let due = kernel_now + i128::try_from(after.as_nanos()).unwrap();
+                self.hosts[host].plane.ends.insert((id, hard), due);
+                let due = self.now.instant + after;
+                self.schedule(due, Happening::Expire(host, id, hard));
+            }
+        }
+        let now = self.at(host);
+        self.hosts[host]
+            .endpoint
+            .handle(now, Input::Plane(token, answer));
+    }
+
+    /// A lifetime of an SA may be over.
+    fn expire(&mut self, host: usize, id: SaId, hard: bool) {
+        let now = self.kernel_time(host);
+        let plane = &mut self.hosts[host].plane;
+        let Some(&due) = plane.ends.get(&(id, hard)) else {
+            return;
+        };
+        if due > now {
+            // The clock was set back.
+            let wait = Duration::from_nanos(u64::try_from(due - now).unwrap());
+            return self.schedule(self.now.instant + wait, Happening::Expire(host, id, hard));
+        }
+        plane.ends.remove(&(id, hard));
+        if hard {
+            plane.expire(id);
+        }
+        self.plane_event(host, PlaneEvent::Expire { id, hard });
+    }
+
     /// Does what the endpoint wants done.
-    fn drain(&mut self, host: usize) {
+    pub(crate) fn drain(&mut self, host: usize) {
         while let Some(action) = self.hosts[host].endpoint.poll_action() {
             let now = self.now.instant;
             match action {
@@ -534,6 +633,7 @@ impl World {
                     let state = &mut self.hosts[host];
                     let due = now + self.rng.millis(&state.plane_delay);
                     // The data plane applies operations in order.
+                    state.plane_waiting += 1;
                     state.plane_busy_until = state.plane_busy_until.max(due);
                     let due = state.plane_busy_until;
                     self.schedule(due, Happening::Plane(host, token, op));
@@ -551,7 +651,7 @@ impl World {
                     let addrs = self
                         .hosts
                         .iter()
-                        .filter(|host| Some(host.name) == wanted)
+                        .filter(|host| Some(&*host.name) == wanted)
                         .map(|host| host.addr)
                         .collect();
                     let due = now + Duration::from_millis(20);
@@ -567,20 +667,32 @@ impl World {
                     let ago = last.map(|at| now.saturating_duration_since(*at));
                     self.schedule(now, Happening::Usage(host, token, ago));
                 }
-                Action::Event(event) => {
-                    match &event {
-                        Event::Log(line) => {
-                            let text = format!("{:?}{}: {}", line.group, line.level, line.message);
-                            self.note(host, &text);
-                        }
-                        Event::CommandDone { id, result } => {
-                            self.note(host, &format!("command {id} ended: {result:?}"));
-                        }
-                        _ => {}
-                    }
-                    self.hosts[host].events.push((now, event));
-                }
+                Action::Event(event) => self.told(host, event),
             }
+        }
+        self.arm(host);
+    }
+
+    fn told(&mut self, host: usize, event: Event) {
+        if self.history.is_on() {
+            match &event {
+                Event::Log(line) => self.note(host, || {
+                    let sa = line.ike_sa.as_ref();
+                    let sa = sa.map_or_else(String::new, |(name, id)| format!(" {name}[{id}]"));
+                    format!("{:?}{}{sa}: {}", line.group, line.level, line.message)
+                }),
+                Event::CommandDone { id, result } => {
+                    self.note(host, || format!("command {id} ended: {result:?}"));
+                }
+                _ => {}
+            }
+        }
+        let state = &mut self.hosts[host];
+        if let Err(wrong) = state.ledger.take(&event) {
+            panic!("{} tells nonsense: {wrong}", state.name);
+        }
+        if self.keeps_events {
+            state.events.push((self.now.instant, event));
         }
     }
 
@@ -602,17 +714,15 @@ impl World {
             own.name
         );
         let source = SocketAddr::new(ip, transmit.local.port());
-        let text = if transmit.keepalive {
-            "keepalive".to_owned()
-        } else {
-            describe(&transmit.payload)
-        };
         let mut fate = "";
         let passes = self.filter.as_mut().is_none_or(|filter| filter(&transmit));
         let packet_len = transmit.payload.len() + 28 + 4;
         if self.net.link_mtu.is_some_and(|mtu| packet_len > mtu) {
-            let now = self.now;
-            self.note(host, &format!("-x {} {text} (refused)", transmit.remote));
+            let now = self.at(host);
+            self.note(host, || {
+                let text = describe(&transmit.payload);
+                format!("-x {} {text} (refused)", transmit.remote)
+            });
             self.hosts[host]
                 .endpoint
                 .handle(now, Input::TooLong(transmit));
@@ -625,25 +735,40 @@ impl World {
             fate = " (filtered)";
         } else if self.net.cut {
             fate = " (cut)";
-        } else if packet_len > self.net.conditions.mtu {
-            fate = " (too long)";
-        } else if self.rng.chance(self.net.conditions.loss) {
-            fate = " (lost)";
         }
-        let mut nats = self.net.nat.iter_mut().chain(&mut self.net.other_nat);
-        let route = nats.try_fold((source, transmit.remote), |(source, destination), nat| {
-            nat.translate(source, destination)
+        let elapsed = self.elapsed();
+        let route = self.net.translate(source, transmit.remote, elapsed);
+        let to = route.and_then(|(_, local)| self.host_at(local.ip()));
+        let conditions = self.net.between(host, to);
+        if fate.is_empty() {
+            if packet_len > conditions.mtu {
+                fate = " (too long)";
+            } else if self.rng.chance(conditions.loss) {
+                fate = " (lost)";
+            } else if to.is_some_and(|to| self.net.is_cut(host, to)) {
+                fate = " (cut off)";
+            } else if to.is_none() {
+                fate = " (to nobody)";
+            }
+        }
+        let copies = 1 + u32::from(self.rng.chance(conditions.duplication));
+        let delay = conditions.delay.clone();
+        self.note(host, || {
+            let text = if transmit.keepalive {
+                "keepalive".to_owned()
+            } else {
+                describe(&transmit.payload)
+            };
+            format!("-> {} {text}{fate}", transmit.remote)
         });
-        self.note(host, &format!("-> {} {text}{fate}", transmit.remote));
-        let Some((remote, local)) = route.filter(|_| fate.is_empty() && !transmit.keepalive) else {
+        let (Some((remote, local)), Some(to)) = (route, to) else {
             return;
         };
-        let Some(to) = self.hosts.iter().position(|host| host.has(local.ip())) else {
+        if !fate.is_empty() || transmit.keepalive {
             return;
-        };
-        let copies = 1 + u32::from(self.rng.chance(self.net.conditions.duplication));
+        }
         for _ in 0..copies {
-            let due = self.now.instant + self.rng.millis(&self.net.conditions.delay);
+            let due = self.now.instant + self.rng.millis(&delay);
             let datagram = Datagram {
                 local,
                 remote,
@@ -653,68 +778,29 @@ impl World {
         }
     }
 
-    /// Counts a packet, and tells the endpoint of limits that it reaches.
-    fn carry(&mut self, host: usize, id: SaId) {
-        let now = self.now.instant;
-        self.hosts[host].plane.used.insert(id, now);
-        for hard in self.hosts[host].plane.carry(id) {
-            self.plane_event(host, PlaneEvent::Expire { id, hard });
-        }
+    /// The host with that address.
+    pub(crate) fn host_at(&self, addr: IpAddr) -> Option<usize> {
+        self.hosts.iter().position(|host| host.has(addr))
     }
 
-    /// One packet through every tunnel of every host. Packets are not lost to the network: what
-    /// is measured is whether both sides have the SAs for them.
-    fn packets(&mut self) {
-        if !self.traffic_on {
-            return;
-        }
-        let now = self.now.instant;
-        let delay = Duration::from_millis(*self.net.conditions.delay.start());
-        for host in 0..self.hosts.len() {
-            let plane = &self.hosts[host].plane;
-            let outbound: Vec<Option<(u32, IpAddr)>> = plane
-                .policies
-                .values()
-                .filter(|policy| !policy.trap)
-                .map(|policy| plane.outbound(policy).map(|sa| (sa.spi, sa.dst)))
-                .collect();
-            for sa in outbound {
-                self.traffic.sent += 1;
-                let Some((spi, dst)) = sa else {
-                    self.traffic.blocked += 1;
-                    self.note(host, "no SA to send a packet with");
-                    continue;
-                };
-                let sas = &self.hosts[host].plane.sas;
-                let src = sas.get(&SaId { spi, dst }).map(|(_, sa)| sa.src);
-                self.carry(host, SaId { spi, dst });
-                let dead = &self.net.dead;
-                if dead.contains(&dst) || src.is_some_and(|src| dead.contains(&src)) {
-                    continue;
-                }
-                let mut nats = self.net.nat.iter().chain(&self.net.other_nat);
-                let dst = nats
-                    .find(|nat| nat.outside == dst)
-                    .map_or(dst, |nat| nat.inside);
-                if let Some(to) = self.hosts.iter().position(|host| host.has(dst)) {
-                    self.schedule(now + delay, Happening::PacketArrival { to, spi, dst });
-                }
-            }
-        }
-        self.schedule(now + PACKET_INTERVAL, Happening::Packets);
-    }
-
-    fn schedule(&mut self, due: Instant, happening: Happening) {
+    pub(crate) fn schedule(&mut self, due: Instant, happening: Happening) {
         self.order += 1;
         self.queue.insert((due, self.order), happening);
     }
 
-    fn note(&mut self, host: usize, text: &str) {
-        let at = (self.now.instant - self.start).as_secs_f64();
-        let name = self.hosts[host].name;
-        self.history.push_back(format!("{at:10.3} {name:6} {text}"));
-        if self.history.len() > HISTORY {
-            self.history.pop_front();
+    /// Where the first NAT lets the outside reach a port inside.
+    pub(crate) fn way_in(&mut self, inside: IpAddr, port: u16) -> SocketAddr {
+        let now = self.elapsed();
+        let nat = &mut self.net.nats[0];
+        let port = nat.outside_port(SocketAddr::new(inside, port), now);
+        SocketAddr::new(nat.outside, port)
+    }
+
+    /// Writes a line of history.
+    pub(crate) fn note(&mut self, host: usize, text: impl FnOnce() -> String) {
+        if self.history.is_on() {
+            let at = self.elapsed();
+            self.history.add(at, &self.hosts[host].name, &text());
         }
     }
 
@@ -732,36 +818,17 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            for line in &self.history {
-                eprintln!("{line}");
-            }
+        if std::thread::panicking() && self.history.is_on() {
+            self.history.print();
             eprintln!("this was seed {0}: SWANHERD_SEED={0}", self.seed);
         }
     }
 }
 
-fn describe(payload: &[u8]) -> String {
-    Message::parse(payload).map_or_else(
-        |error| format!("{} octets: {error}", payload.len()),
-        |message| message.to_string(),
-    )
-}
-
-fn describe_op(op: &Op) -> String {
-    match op {
-        Op::InstallSa(entry) => {
-            let SaId { spi, dst } = entry.id();
-            let reqid = entry.reqid;
-            format!(
-                "install {:?} SA {spi:08x} to {dst} reqid {reqid}",
-                entry.direction
-            )
-        }
-        Op::RemoveSa(id) => format!("remove SA {:08x} to {}", id.spi, id.dst),
-        Op::InstallPolicies(set) => format!("install policies {} of {}", set.id, set.owner),
-        other => format!("{other:?}"),
-    }
+/// Where a host's SPIs begin: they differ between hosts, and from those before a restart.
+fn first_spi(host: usize, restarts: u32) -> u32 {
+    let host = u32::try_from(host).unwrap();
+    0xc000_0000 + 0x0100_0000 * (host % 32) + 0x0002_0000 * (restarts % 128)
 }
 
 /// Runs a test for many seeds, or for `SWANHERD_SEED` only. `SWANHERD_SIM_SEEDS` is how many there
@@ -785,7 +852,7 @@ pub(crate) fn for_seeds(count: u64, test: impl Fn(u64) + Sync) {
     });
 }
 
-fn number_from(variable: &str) -> Option<u64> {
+pub(crate) fn number_from(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     let number = text.parse();
     Some(number.unwrap_or_else(|error| panic!("{variable}={text}: {error}")))
