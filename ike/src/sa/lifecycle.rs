@@ -713,7 +713,9 @@ impl IkeSa {
         // What was up, by connection and name; `false` if it was only on its way.
         let mut lost: BTreeMap<(String, usize), (ConnectionRef, bool)> = BTreeMap::new();
         for child in self.children.values() {
-            if child.is_live() && !child.taken_down {
+            // What has expired would have been replaced once the peer had agreed to its end.
+            let ending = child.state == ChildState::Deleting && (child.expired || child.redundant);
+            if (child.is_live() || ending) && !child.taken_down {
                 let key = (child.conn.name.clone(), child.index);
                 lost.insert(key, (child.conn.clone(), true));
             }

@@ -158,6 +158,21 @@ fn the_lifetime_of_the_child_is_over_and_rekeying_fails() {
 }
 
 #[test]
+fn the_lifetime_of_the_child_is_over_while_the_peer_is_dead() {
+    let mut connections = kept();
+    connections.0.children[0].rekey_time = Duration::ZERO;
+    connections.0.children[0].life_time = 2 * MINUTE;
+    let mut world = up(World::new(515), connections);
+    world.run_for(MINUTE);
+    world.net.cut = true;
+    // The child ends, and the IKE SA with it when nobody answers the deletion.
+    world.run_for(5 * MINUTE);
+    assert!(world.host(ALICE).children().is_empty());
+    world.net.cut = false;
+    assert_back(&mut world, 6 * MINUTE);
+}
+
+#[test]
 fn the_lifetime_of_the_ike_sa_is_over() {
     let mut connections = kept();
     connections.0.rekey_time = Duration::from_secs(60);
