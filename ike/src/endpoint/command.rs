@@ -133,7 +133,10 @@ impl Endpoint {
         {
             return Err(failed_text(Some(name), &conn.name));
         }
-        self.keep.forget(&conn.name, child.as_deref());
+        // This is the next attempt for that child, and says nothing about others.
+        if let Some(child) = &child {
+            self.keep.forget(&conn.name, Some(child));
+        }
         let ike = match self.start(now, &conn, child.as_deref()) {
             Started::On(ike) => ike,
             Started::Already => {

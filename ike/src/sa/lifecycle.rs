@@ -197,7 +197,15 @@ impl IkeSa {
 
     /// Deletes this IKE SA whatever else is under way; after `limit` nobody waits for the peer.
     pub(crate) fn delete_at_once(&mut self, env: &mut Env, now: Now, limit: Duration) {
-        if self.dead || matches!(self.active, Active::DeletingIke) {
+        if self.dead {
+            return;
+        }
+        if matches!(self.active, Active::DeletingIke) {
+            // It may be under way with more time than that.
+            let end = now.instant + limit;
+            if self.timers.get(Timer::Delete).is_none_or(|at| at > end) {
+                self.timers.set(Timer::Delete, end);
+            }
             return;
         }
         self.cancel_active(env);

@@ -223,6 +223,26 @@ fn the_data_plane_refuses_what_was_agreed() {
 }
 
 #[test]
+fn an_attempt_is_still_made_after_somebody_wanted_the_ike_sa_alone() {
+    let mut world = World::new(516);
+    let connections = kept();
+    world.load(BOB, &psk(), connections.1);
+    world.hosts[ALICE].plane.failing = vec![(OpKind::InstallPolicies, 2)];
+    world.load(ALICE, &psk(), connections.0);
+    world.run_for(Duration::from_secs(2));
+    assert!(world.host(ALICE).children().is_empty());
+
+    let wanted = Command::Initiate {
+        connection: Some("to-bob".to_owned()),
+        child: None,
+        respect_limits: false,
+    };
+    let command = world.command(ALICE, wanted);
+    assert_eq!(world.finish(ALICE, command), Ok(()));
+    assert_back(&mut world, MINUTE);
+}
+
+#[test]
 fn the_data_plane_refuses_the_outbound_sa_of_a_child_that_the_peer_rekeyed() {
     // Alice answers Bob's rekeying; her outbound SA comes last, when nobody asks her any more.
     for kind in [OpKind::InstallSa, OpKind::InstallPolicies] {

@@ -287,6 +287,23 @@ fn unloading_a_connection_removes_its_trap() {
 }
 
 #[test]
+fn shutdown_does_not_wait_for_a_deletion_that_was_under_way() {
+    let mut world = established(40);
+    world.net.cut = true;
+    let selector = Selector {
+        ike: Some("to-bob".to_owned()),
+        ..Selector::default()
+    };
+    world.terminate(ALICE, selector);
+    world.run_for(Duration::from_secs(1));
+    assert_eq!(world.host(ALICE).count(IkeState::Deleting), 1);
+
+    world.shutdown(ALICE);
+    world.run_for(Duration::from_millis(2_100));
+    world.assert_clean(ALICE);
+}
+
+#[test]
 fn shutdown_deletes_everything_on_both_sides() {
     let mut world = established(52);
     world.shutdown(ALICE);
