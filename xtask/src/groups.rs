@@ -294,9 +294,11 @@ impl Report {
             "*",
         ]);
         if args.long {
-            sim.env("SWANHERD_SIM_SEEDS", "20000");
+            sim.args(["--profile", "sim"])
+                .env("SWANHERD_SIM_SEEDS", "20000")
+                .env("SWANHERD_LONG", "1");
         }
-        self.libtest(sim, if args.long { 7200 } else { 1200 })
+        self.libtest(sim, if args.long { 21_600 } else { 1200 })
     }
 
     /// With an optimised endpoint: it takes a million steps.

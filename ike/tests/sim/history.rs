@@ -28,6 +28,11 @@ impl Default for History {
 }
 
 impl History {
+    /// Keeps so many lines from now on.
+    pub(crate) fn keep(&mut self, lines: usize) {
+        self.keep = lines;
+    }
+
     pub(crate) fn is_on(&self) -> bool {
         self.keep > 0
     }

@@ -71,6 +71,25 @@ impl Ledger {
         self.commands.remove(&id);
     }
 
+    /// Commands without an answer.
+    pub(crate) fn unanswered(&self) -> &BTreeSet<CommandId> {
+        &self.commands
+    }
+
+    /// How many children are up in the eyes of the world.
+    pub(crate) fn children_up(&self, connection: &str, child: &str) -> usize {
+        self.children
+            .values()
+            .filter(|known| {
+                known.name == child
+                    && self
+                        .ikes
+                        .get(&known.ike)
+                        .is_some_and(|ike| ike.connection.as_deref() == Some(connection))
+            })
+            .count()
+    }
+
     /// Takes in an event; an error says what is wrong with it.
     pub(crate) fn take(&mut self, event: &Event) -> Result<(), String> {
         match event {

@@ -22,6 +22,7 @@ mod world;
 mod attack;
 mod chaos;
 mod expiry;
+mod fleet;
 mod flood;
 mod fragments;
 mod handshake;

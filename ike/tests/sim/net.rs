@@ -28,6 +28,17 @@ impl SimRng {
         self.next() % 1000 < permille
     }
 
+    /// One of `count` numbers from zero.
+    pub(crate) fn below(&mut self, count: usize) -> usize {
+        usize::try_from(self.next() % count as u64).unwrap()
+    }
+
+    /// A time up to one of several limits.
+    pub(crate) fn seconds(&mut self, limits: [u64; 3]) -> Duration {
+        let limit = limits[self.below(3)];
+        Duration::from_millis(self.next() % (limit * 1000))
+    }
+
     pub(crate) fn millis(&mut self, range: &RangeInclusive<u64>) -> Duration {
         let width = range.end() - range.start() + 1;
         Duration::from_millis(range.start() + self.next() % width)
@@ -109,6 +120,11 @@ impl Nat {
             .map(|port| (SocketAddr::new(inside, port), (port, Duration::ZERO)))
             .into();
         nat
+    }
+
+    /// Another host behind it.
+    pub(crate) fn shelter(&mut self, inside: IpAddr) {
+        self.inside.insert(inside);
     }
 
     /// Forgets all mappings: what the hosts send from now on comes from other ports.

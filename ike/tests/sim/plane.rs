@@ -267,6 +267,12 @@ impl FakePlane {
         self.forget_ends(id);
     }
 
+    /// Lifetimes that are over by `now`.
+    pub(crate) fn overdue(&self, now: i128) -> Vec<(SaId, bool)> {
+        let due = self.ends.iter().filter(|(_, end)| **end <= now);
+        due.map(|(key, _)| *key).collect()
+    }
+
     fn forget_ends(&mut self, id: SaId) {
         for hard in [false, true] {
             self.ends.remove(&(id, hard));

@@ -131,6 +131,11 @@ impl Host {
         self.events.iter().filter(|(_, event)| is(event)).count()
     }
 
+    /// Whether the data plane has done all that it was told.
+    pub(crate) fn plane_is_idle(&self) -> bool {
+        self.plane_waiting == 0
+    }
+
     /// How a command ended, if it did.
     pub(crate) fn result(&self, command: CommandId) -> Option<Result<(), String>> {
         self.events.iter().find_map(|(_, event)| match event {
@@ -288,6 +293,37 @@ impl World {
             Happening::Arrival(..) | Happening::Packets | Happening::PacketArrival { .. } => true,
         });
         self.arm(host);
+    }
+
+    /// A host goes to sleep, or crashes; what of it wakes again is decided then.
+    pub(crate) fn freeze(&mut self, host: usize) {
+        self.note(host, || "stops".to_owned());
+        self.hosts[host].off = true;
+        self.arm(host);
+    }
+
+    /// A host wakes up after `slept`. Its monotonic clock may have stood still meanwhile.
+    pub(crate) fn thaw(&mut self, host: usize, slept: Duration, stood_still: bool) {
+        self.note(host, || format!("wakes up, stood still: {stood_still}"));
+        let sleeper = &mut self.hosts[host];
+        sleeper.off = false;
+        if stood_still {
+            sleeper.clock.lag += slept;
+        }
+        for happening in std::mem::take(&mut sleeper.frozen) {
+            self.schedule(self.now.instant, happening);
+        }
+        self.arm(host);
+    }
+
+    /// A host's wall clock is set. The kernel counts the lifetimes of SAs by it.
+    pub(crate) fn set_wall_clock(&mut self, host: usize, ahead: i64) {
+        self.note(host, || format!("has its clock set to {ahead} s ahead"));
+        self.hosts[host].clock.ahead = ahead;
+        let now = self.kernel_time(host);
+        for (id, hard) in self.hosts[host].plane.overdue(now) {
+            self.schedule(self.now.instant, Happening::Expire(host, id, hard));
+        }
     }
 
     /// What a host's own clocks show.
