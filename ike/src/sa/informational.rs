@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! INFORMATIONAL exchanges: deletion and liveness (RFC 7296 sections 1.4 and 2.4).
 
+use std::collections::BTreeSet;
+
 use swanherd_ipsec::ProtocolId;
 
 use super::child::ChildSa;
-use super::env::Env;
+use super::env::{Env, Slot};
 use super::initiator_auth::auth_lifetime;
 use super::lifecycle::{CLEANUP_LIMIT, DELETE_LIMIT};
 use super::timers::Timer;
-use super::{Active, IkeSa, Task};
-use crate::api::{ChildSaId, ChildState, Counter, Event, FailureReason, IkeState, LogGroup, Now};
+use super::{Active, IkeSa, Passive, Task};
+use crate::api::{
+    ChildSaId, ChildState, Counter, Event, FailureReason, IkeState, LogGroup, Now, Token,
+};
 use crate::wire::{DeletePayload, ExchangeType, NotifyType, Payload};
 
 impl IkeSa {
@@ -57,13 +61,13 @@ impl IkeSa {
             }));
         }
         if delete_ike {
-            response.clear();
+            if !self.lead_away(env) {
+                self.confirm_ike_delete(env, now);
+            }
+            return;
         }
         self.send_response(env, now, &response);
-        if delete_ike {
-            self.adopt_twin(env, now);
-            self.peer_deletes_ike(env);
-        } else if let Some(kind) = failure {
+        if let Some(kind) = failure {
             let reason = FailureReason::LocalAuthFailed;
             self.fail(env, now, reason, format!("the peer sent {kind}"));
         } else {
@@ -72,6 +76,56 @@ impl IkeSa {
                 self.redirected(env, now, gateway);
             }
         }
+    }
+
+    /// Leads packets to the CHILD SAs of another IKE SA that takes over from this one, as after a
+    /// reauthentication. The peer receives by those of this one until it has our answer, which
+    /// therefore waits for the data plane. False if there is nothing to wait for.
+    fn lead_away(&mut self, env: &mut Env) -> bool {
+        if self.rekey_twin.is_some() {
+            // The children go on as they are.
+            return false;
+        }
+        let led: Vec<ChildSaId> = self
+            .children
+            .values()
+            .filter(|child| env.has_relief(child.group.set, child.id))
+            .map(|child| child.id)
+            .collect();
+        let mut waiting = BTreeSet::new();
+        for id in led {
+            if let Some(op) = self.unbound(env, id) {
+                waiting.insert(env.plane(self.id, Slot::Passive, op));
+            }
+        }
+        if waiting.is_empty() {
+            return false;
+        }
+        self.passive = Passive::Leaving(waiting);
+        true
+    }
+
+    /// The data plane has led packets of a child to another one.
+    pub(crate) fn led_away(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        mut waiting: BTreeSet<Token>,
+        token: Token,
+    ) {
+        waiting.remove(&token);
+        if waiting.is_empty() {
+            self.confirm_ike_delete(env, now);
+        } else {
+            self.passive = Passive::Leaving(waiting);
+        }
+    }
+
+    /// Answers the peer's deletion of this IKE SA, and ends it.
+    pub(crate) fn confirm_ike_delete(&mut self, env: &mut Env, now: Now) {
+        self.send_response(env, now, &[]);
+        self.adopt_twin(env, now);
+        self.peer_deletes_ike(env);
     }
 
     fn peer_deletes_ike(&mut self, env: &mut Env) {

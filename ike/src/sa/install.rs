@@ -215,7 +215,7 @@ impl IkeSa {
     }
 
     /// Binds the policies to another SA, and returns the operation that removes this one.
-    fn unbound(&mut self, env: &mut Env, id: ChildSaId) -> Option<Op> {
+    pub(super) fn unbound(&mut self, env: &mut Env, id: ChildSaId) -> Option<Op> {
         let child = self.children.get_mut(&id)?;
         if !std::mem::take(&mut child.out_installed) {
             return None;

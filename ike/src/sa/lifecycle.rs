@@ -486,6 +486,12 @@ impl IkeSa {
         if self.inbound.processing.is_none() {
             return;
         }
+        if matches!(self.passive, Passive::Leaving(_)) {
+            // Packets may be lost if the data plane is that slow, but the peer's will is done.
+            self.passive = Passive::Idle;
+            self.confirm_ike_delete(env, now);
+            return;
+        }
         self.log(
             env,
             LogGroup::Job,
@@ -502,7 +508,7 @@ impl IkeSa {
     /// Forgets what was being answered, and removes a child that was being made for it.
     pub(crate) fn cancel_passive(&mut self, env: &mut Env) {
         let child = match std::mem::replace(&mut self.passive, Passive::Idle) {
-            Passive::Idle => None,
+            Passive::Idle | Passive::Leaving(_) => None,
             Passive::Responding(state) => state.child(),
             Passive::CreatingChild(state) => state.child(),
             Passive::Rekeying(state) => {

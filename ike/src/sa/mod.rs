@@ -47,7 +47,7 @@ pub(crate) mod unique;
 pub(crate) mod view;
 mod virtual_ip;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -145,6 +145,8 @@ pub(crate) enum Passive {
     CreatingChild(Box<answer_child::Answering>),
     /// CREATE_CHILD_SA for the IKE SA.
     Rekeying(Box<rekey::Answering>),
+    /// The deletion of this IKE SA, while packets are led to another one.
+    Leaving(BTreeSet<Token>),
 }
 
 /// An IKE SA.
@@ -429,6 +431,7 @@ impl IkeSa {
             Passive::CreatingChild(answering) if answering.is_rekey() => vec!["CHILD_REKEY"],
             Passive::CreatingChild(_) => vec!["CHILD_CREATE"],
             Passive::Rekeying(_) => vec!["IKE_REKEY"],
+            Passive::Leaving(_) => vec!["IKE_DELETE"],
         }
     }
 
@@ -467,6 +470,10 @@ impl IkeSa {
                 }
                 Passive::Rekeying(state) => {
                     self.rekey_answering_answer(env, now, *state, token, answer)
+                }
+                Passive::Leaving(waiting) => {
+                    self.led_away(env, now, waiting, token);
+                    None
                 }
                 Passive::Idle => Some(answer),
             },

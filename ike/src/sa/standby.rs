@@ -58,6 +58,13 @@ impl Standbys {
 }
 
 impl Env {
+    /// Whether another CHILD SA carries the packets of `leaving` from now on, or can.
+    pub(super) fn has_relief(&self, set: u32, leaving: ChildSaId) -> bool {
+        let standby = self.standbys.0.get(&set);
+        self.policies.has_others(set, leaving)
+            || standby.is_some_and(|standby| standby.child != leaving)
+    }
+
     /// `leaving` gives up its outbound SA in a moment: what stands by takes over before that.
     pub(super) fn relieve(&mut self, set: u32, leaving: ChildSaId) {
         // Packets keep to another one that is in use.

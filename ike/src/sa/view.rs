@@ -286,6 +286,10 @@ impl IkeSa {
                 out.nonce(&answering.nonce_i);
                 out.nonce(&answering.nonce_r);
             }
+            Passive::Leaving(waiting) => {
+                out.word(5_u8);
+                out.count(waiting.len());
+            }
         }
     }
 }
@@ -361,6 +365,7 @@ impl ChildSa {
         }
         out.child(self.replaces);
         out.child(self.replaced_by);
+        out.child(self.untold);
     }
 }
 

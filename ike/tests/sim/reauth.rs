@@ -82,6 +82,20 @@ fn an_initiator_follows_the_lifetime_that_the_responder_demands() {
 }
 
 #[test]
+fn a_deletion_is_answered_once_packets_take_the_successor() {
+    let mut world = established_with(World::new(407), pair());
+    // The peer receives by the old SA no more once it has the answer.
+    world.hosts[BOB].plane_delay = 100..=100;
+    world.set_traffic(true);
+    for _ in 0..5 {
+        reauthenticate(&mut world, ALICE);
+        world.run_for(Duration::from_secs(10));
+    }
+    assert_eq!(ups(&world, BOB), 6);
+    assert_one_tunnel_without_a_gap(&mut world);
+}
+
+#[test]
 fn a_responder_reauthenticates_where_the_initiator_does_not() {
     let mut connections = pair();
     times(&mut connections.1, 60, 10);
