@@ -91,7 +91,7 @@ fn run(quality: &str) -> Course {
         ..StarPlan::new(Plane::Kernel, count)
     });
     star.start_gateway();
-    star.gateway.wait_until("all tunnels", 60, |node| {
+    star.gateway.wait_until("all tunnels", 180, |node| {
         whole(node, &star.names).iter().all(|whole| *whole)
     });
     let links: Vec<[Netem; 2]> = star
