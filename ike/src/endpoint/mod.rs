@@ -528,6 +528,9 @@ impl Endpoint {
             self.farewells.remember(now.instant, sa.own_spi(), last);
         }
         self.index_connection(id, None);
+        if let Some(successor) = sa.successor {
+            self.twins.follow(id, successor);
+        }
         if let Some(at) = self.armed.remove(&id) {
             self.deadlines.remove(&(at, id));
         }

@@ -30,6 +30,15 @@ impl Twins {
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(at, _, _)| *at)
     }
+
+    /// An IKE SA is gone, and another one has taken its place.
+    pub(super) fn follow(&mut self, old: IkeSaId, new: IkeSaId) {
+        let present = |id| if id == old { new } else { id };
+        let due = std::mem::take(&mut self.due).into_iter();
+        self.due = due
+            .map(|(at, redundant, kept)| (at, present(redundant), present(kept)))
+            .collect();
+    }
 }
 
 impl Endpoint {

@@ -9,6 +9,7 @@ use swanherd_ipsec::proposal::ChildSuite;
 use swanherd_ipsec::registry::KeyExchangeId;
 use swanherd_ipsec::{Proposal, ProtocolId, Secret, Transform};
 
+use super::child::ChildSa;
 use super::child_offer::{ChildFailure, ChildPayloads, usable_child_proposals};
 use super::env::{Env, Request, Slot};
 use super::initiator::{plane_failure, spi_failure};
@@ -127,9 +128,14 @@ impl Creating {
         Some(self.negotiation().child)
     }
 
+    /// What it is to replace.
+    pub(crate) fn rekeys(&self) -> Option<ChildSaId> {
+        self.negotiation().rekeys
+    }
+
     /// Whether it replaces another.
     pub(crate) fn is_rekey(&self) -> bool {
-        self.negotiation().rekeys.is_some()
+        self.rekeys().is_some()
     }
 }
 
@@ -477,16 +483,20 @@ impl IkeSa {
                     1,
                     "the peer is busy (TEMPORARY_FAILURE), the CHILD_SA is tried again later",
                 );
-                self.remove_child(env, child);
-                if self.adopt_collision(env, now, &negotiation) {
+                let attempt = self.remove_child(env, child);
+                if self.adopt_collision(env, now, &negotiation)
+                    || self.is_pointless(env, rekeys, attempt.as_ref())
+                {
                     return;
                 }
                 self.retry_creation(env, now, &negotiation);
                 return;
             }
             (NotifyType::ChildSaNotFound, Some(old)) => {
-                self.remove_child(env, child);
-                if self.adopt_collision(env, now, &negotiation) {
+                let attempt = self.remove_child(env, child);
+                if self.adopt_collision(env, now, &negotiation)
+                    || self.is_pointless(env, rekeys, attempt.as_ref())
+                {
                     return;
                 }
                 let Some(old_child) = self.children.get(&old) else {
@@ -584,6 +594,21 @@ impl IkeSa {
         self.creation_failed(env, now, child, rekeys, failure);
     }
 
+    /// Whether the peer has deleted meanwhile what a failed rekeying was to replace. Then that is
+    /// made good: until now it looked as if there would be a successor.
+    fn is_pointless(
+        &self,
+        env: &mut Env,
+        rekeys: Option<ChildSaId>,
+        attempt: Option<&ChildSa>,
+    ) -> bool {
+        let gone = rekeys.is_some_and(|old| !self.children.contains_key(&old));
+        if let Some(attempt) = attempt.filter(|_| gone) {
+            self.make_good(env, attempt, Some(attempt.cfg().close_action));
+        }
+        gone
+    }
+
     fn creation_failed(
         &mut self,
         env: &mut Env,
@@ -596,7 +621,10 @@ impl IkeSa {
             self.child_failed(env, now, child, failure);
             return;
         };
-        self.remove_child(env, child);
+        let attempt = self.remove_child(env, child);
+        if self.is_pointless(env, rekeys, attempt.as_ref()) {
+            return;
+        }
         let wait = Duration::from_millis(10_000 + env.rng.below(10_000));
         let Some(old_child) = self.children.get_mut(&old) else {
             return;

@@ -166,7 +166,7 @@ impl IkeSa {
             return;
         }
         if self.timers.take_due(Timer::Passive, now.instant) {
-            self.abandon_request(env, now);
+            self.abandon_request(env, now, "answering takes too long");
         }
         if self.timers.take_due(Timer::Retransmit, now.instant) {
             self.retransmit(env, now);
@@ -209,6 +209,8 @@ impl IkeSa {
             return;
         }
         self.cancel_active(env);
+        // Or there would be a successor that nobody deletes.
+        self.abandon_request(env, now, "the IKE_SA is being deleted");
         self.start_ike_delete(env, now);
         self.bound_delete(now, limit);
     }
@@ -482,7 +484,7 @@ impl IkeSa {
         self.queue_task(env, now, Task::RekeyChild(id));
     }
 
-    fn abandon_request(&mut self, env: &mut Env, now: Now) {
+    fn abandon_request(&mut self, env: &mut Env, now: Now, why: &str) {
         if self.inbound.processing.is_none() {
             return;
         }
@@ -496,7 +498,7 @@ impl IkeSa {
             env,
             LogGroup::Job,
             1,
-            "answering the peer's request takes too long, it is refused",
+            format!("the peer's request is refused: {why}"),
         );
         self.cancel_passive(env);
         let notify = NotifyPayload::new(NotifyType::TemporaryFailure, Vec::new());
@@ -678,13 +680,20 @@ impl IkeSa {
         self.landed();
         self.timers.clear();
         let attempted = match &self.active {
-            Active::CreatingChild(state) if !state.is_rekey() => state.child(),
+            // A rekeying is all there is of a child that the peer has deleted meanwhile.
+            Active::CreatingChild(state)
+                if state
+                    .rekeys()
+                    .is_none_or(|old| !self.children.contains_key(&old)) =>
+            {
+                state.child().zip(Some(state.is_rekey()))
+            }
             _ => None,
         };
         let attempted = attempted
-            .and_then(|id| self.children.get(&id))
-            .filter(|child| !child.taken_down)
-            .map(|child| (child.conn.clone(), child.index));
+            .and_then(|(id, had)| Some((self.children.get(&id)?, had)))
+            .filter(|(child, _)| !child.taken_down)
+            .map(|(child, had)| ((child.conn.clone(), child.index), had));
         self.cancel_active(env);
         self.cancel_passive(env);
         if let Some(twin) = self.rekey_twin.take() {
@@ -716,7 +725,7 @@ impl IkeSa {
         &self,
         env: &mut Env,
         reason: FailureReason,
-        attempted: Option<(ConnectionRef, usize)>,
+        attempted: Option<((ConnectionRef, usize), bool)>,
     ) {
         if self.state == IkeState::Rekeyed || self.redundant {
             return;
@@ -734,10 +743,12 @@ impl IkeSa {
                 lost.insert(key, (child.conn.clone(), true));
             }
         }
-        let wanted = self.wanted().map(|(conn, index)| (conn.clone(), index));
-        for (conn, index) in wanted.chain(attempted) {
+        let wanted = self
+            .wanted()
+            .map(|(conn, index)| ((conn.clone(), index), false));
+        for ((conn, index), had) in wanted.chain(attempted) {
             let key = (conn.name.clone(), index);
-            lost.entry(key).or_insert((conn, false));
+            lost.entry(key).or_insert((conn, had));
         }
         // Where both sides bring it up again, they should not do so at the same moment.
         let after = match reason {

@@ -173,6 +173,40 @@ fn the_lifetime_of_the_child_is_over_while_the_peer_is_dead() {
 }
 
 #[test]
+fn the_peer_deletes_a_child_that_is_being_rekeyed() {
+    for forgets in [false, true] {
+        let mut world = up(World::new(518), kept());
+        // What Alice asks for is lost, what she answers is not.
+        world.filter = Some(Box::new(|datagram| {
+            let rekey = |m: &Message| {
+                m.header.exchange == ExchangeType::CreateChildSa && !m.header.flags.response
+            };
+            !Message::parse(&datagram.payload).is_ok_and(|message| rekey(&message))
+        }));
+        let child = Selector {
+            child: Some("net".to_owned()),
+            ..Selector::default()
+        };
+        world.rekey(ALICE, child);
+        world.run_for(Duration::from_secs(1));
+        world.terminate(BOB, of_bob(true));
+        world.run_for(Duration::from_secs(1));
+        if forgets {
+            world.restart(BOB, Settings::default(), Provider::fake());
+            world.load(BOB, &psk(), kept().1);
+        } else {
+            world.filter = None;
+        }
+        if forgets {
+            let lost = |world: &World| world.host(ALICE).count(IkeState::Established) == 0;
+            assert!(world.run_until(4 * MINUTE, lost));
+            world.filter = None;
+        }
+        assert_back(&mut world, MINUTE);
+    }
+}
+
+#[test]
 fn the_lifetime_of_the_ike_sa_is_over() {
     let mut connections = kept();
     connections.0.rekey_time = Duration::from_secs(60);

@@ -304,6 +304,22 @@ fn shutdown_does_not_wait_for_a_deletion_that_was_under_way() {
 }
 
 #[test]
+fn shutdown_leaves_no_successor_of_an_ike_sa_that_the_peer_rekeys() {
+    let mut world = established(40);
+    world.hosts[BOB].compute_delay = 200..=200;
+    world.net.conditions.delay = 50..=50;
+    let selector = Selector {
+        ike: Some("to-bob".to_owned()),
+        ..Selector::default()
+    };
+    world.rekey(ALICE, selector);
+    world.run_for(Duration::from_millis(240));
+    world.shutdown(BOB);
+    world.run_for(Duration::from_secs(3));
+    world.assert_clean(BOB);
+}
+
+#[test]
 fn shutdown_deletes_everything_on_both_sides() {
     let mut world = established(52);
     world.shutdown(ALICE);

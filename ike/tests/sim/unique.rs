@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use swanherd_config::model::{Action, Connection, HostSpec, Unique};
-use swanherd_ike::api::{ChildState, Event, FailureReason, IkeState, Settings};
+use swanherd_ike::api::{ChildState, Event, FailureReason, IkeState, Selector, Settings};
 use swanherd_ike::crypto::Provider;
 use swanherd_ike::wire::{ExchangeType, Message};
 
@@ -65,6 +65,25 @@ fn both_sides_that_call_at_once_settle_on_one_ike_sa_without_losing_a_packet() {
             assert_eq!((traffic.blocked, traffic.refused), (0, 0), "{traffic:?}");
         });
     }
+}
+
+#[test]
+fn two_ike_sas_that_are_rekeyed_before_one_is_given_up_still_become_one() {
+    for_seeds(20, |seed| {
+        let mut world = World::new(seed);
+        ready(&mut world, both_start(Unique::No));
+        world.run_for(Duration::from_millis(500));
+        let count = world.host(ALICE).ike_sas().len();
+        let both = Selector {
+            ike: Some("to-bob".to_owned()),
+            ..Selector::default()
+        };
+        world.rekey(ALICE, both);
+        world.run_for(MINUTE);
+        assert_eq!(count, 2);
+        assert_one_ike_sa(&world);
+        world.assert_in_sync(1);
+    });
 }
 
 #[test]
