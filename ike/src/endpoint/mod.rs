@@ -651,5 +651,6 @@ fn is_making_child(sa: &IkeSa, name: &str) -> bool {
             child.cfg().name == name
                 && matches!(child.state, ChildState::Created | ChildState::Installing)
                 && child.replaces.is_none()
+                && !child.taken_down
         })
 }

@@ -211,6 +211,10 @@ impl IkeSa {
         self.cancel_active(env);
         // Or there would be a successor that nobody deletes.
         self.abandon_request(env, now, "the IKE_SA is being deleted");
+        // That the peer deletes it may have waited for that answer.
+        if self.dead {
+            return;
+        }
         self.start_ike_delete(env, now);
         self.bound_delete(now, limit);
     }

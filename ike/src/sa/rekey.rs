@@ -557,6 +557,8 @@ impl IkeSa {
         new.delayed
             .retain(|(_, task)| !matches!(task, Task::RekeyIke));
         new.supersedes = self.supersedes.take();
+        new.restores = self.restores;
+        new.replaced = self.replaced;
         new.vips = std::mem::take(&mut self.vips);
         new.target = self.target;
         new.serve_delayed(now);

@@ -240,6 +240,21 @@ fn the_setup_fails_until_somebody_mends_the_secret() {
 }
 
 #[test]
+fn a_child_that_is_defined_anew_while_it_comes_up_comes_up_by_its_new_definition() {
+    let mut world = World::new(519);
+    let (mut alice, bob) = kept();
+    world.load(BOB, &psk(), bob);
+    world.load(ALICE, &psk(), alice.clone());
+    let coming = world.run_until(MINUTE, |world| !world.host(ALICE).children().is_empty());
+    assert!(coming);
+    assert_eq!(world.host(ALICE).children()[0].installed, None);
+
+    alice.children[0].rekey_time += MINUTE;
+    world.load(ALICE, &psk(), alice);
+    assert_back(&mut world, MINUTE);
+}
+
+#[test]
 fn the_data_plane_refuses_what_was_agreed() {
     for (host, kind) in [
         (ALICE, OpKind::InstallSa),

@@ -68,6 +68,43 @@ fn both_sides_that_call_at_once_settle_on_one_ike_sa_without_losing_a_packet() {
 }
 
 #[test]
+fn a_child_survives_the_policy_though_both_ike_sas_are_rekeyed_before_one_goes() {
+    let mut connections = pair();
+    let other = |local, remote| child("other", local, remote);
+    let (alice, bob) = (&mut connections.0, &mut connections.1);
+    alice.children.push(other("10.3.0.0/16", "10.4.0.0/16"));
+    bob.children.push(other("10.4.0.0/16", "10.3.0.0/16"));
+    alice.children[0].start_action.start = true;
+    bob.children[1].start_action.start = true;
+    bob.unique = Unique::Replace;
+    let mut world = World::new(7);
+    // What Alice begins with comes to Bob when he has set up an IKE SA of his own.
+    let mut lost = false;
+    let bobs = world.host(BOB).addr;
+    world.filter = Some(Box::new(move |datagram| {
+        let init = |m: &Message| m.header.exchange == ExchangeType::IkeSaInit;
+        let first = !lost
+            && datagram.remote.ip() == bobs
+            && Message::parse(&datagram.payload).is_ok_and(|message| init(&message));
+        lost |= first;
+        !first
+    }));
+    world.load(ALICE, &psk(), connections.0);
+    world.load(BOB, &psk(), connections.1);
+    world.run_for(Duration::from_secs(6));
+    assert_eq!(world.host(BOB).count(IkeState::Established), 2);
+
+    let both = Selector {
+        ike: Some("to-alice".to_owned()),
+        ..Selector::default()
+    };
+    world.rekey(BOB, both);
+    world.run_for(MINUTE);
+    assert_one_ike_sa(&world);
+    world.assert_in_sync(2);
+}
+
+#[test]
 fn two_ike_sas_that_are_rekeyed_before_one_is_given_up_still_become_one() {
     for_seeds(20, |seed| {
         let mut world = World::new(seed);
