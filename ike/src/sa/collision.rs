@@ -340,8 +340,10 @@ impl IkeSa {
             1,
             "the peer has deleted the CHILD_SA before this side learned of it",
         );
-        self.remove_child(env, negotiation.child);
-        if self.adopt_collision(env, now, negotiation) {
+        let attempt = self.remove_child(env, negotiation.child);
+        if self.adopt_collision(env, now, negotiation)
+            || self.make_good_if_pointless(env, negotiation.rekeys, attempt.as_ref())
+        {
             return;
         }
         let Some(old) = negotiation.rekeys else {

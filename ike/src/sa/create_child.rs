@@ -334,8 +334,11 @@ impl IkeSa {
                 }
                 // The peer deleted or replaced it meanwhile.
                 _ => {
-                    self.remove_child(env, negotiation.child);
-                    self.adopt_collision(env, now, &negotiation);
+                    let attempt = self.remove_child(env, negotiation.child);
+                    if !self.adopt_collision(env, now, &negotiation) {
+                        let rekeys = negotiation.rekeys;
+                        self.make_good_if_pointless(env, rekeys, attempt.as_ref());
+                    }
                     return;
                 }
             }
@@ -485,7 +488,7 @@ impl IkeSa {
                 );
                 let attempt = self.remove_child(env, child);
                 if self.adopt_collision(env, now, &negotiation)
-                    || self.is_pointless(env, rekeys, attempt.as_ref())
+                    || self.make_good_if_pointless(env, rekeys, attempt.as_ref())
                 {
                     return;
                 }
@@ -495,7 +498,7 @@ impl IkeSa {
             (NotifyType::ChildSaNotFound, Some(old)) => {
                 let attempt = self.remove_child(env, child);
                 if self.adopt_collision(env, now, &negotiation)
-                    || self.is_pointless(env, rekeys, attempt.as_ref())
+                    || self.make_good_if_pointless(env, rekeys, attempt.as_ref())
                 {
                     return;
                 }
@@ -596,7 +599,7 @@ impl IkeSa {
 
     /// Whether the peer has deleted meanwhile what a failed rekeying was to replace. Then that is
     /// made good: until now it looked as if there would be a successor.
-    fn is_pointless(
+    pub(super) fn make_good_if_pointless(
         &self,
         env: &mut Env,
         rekeys: Option<ChildSaId>,
@@ -622,7 +625,7 @@ impl IkeSa {
             return;
         };
         let attempt = self.remove_child(env, child);
-        if self.is_pointless(env, rekeys, attempt.as_ref()) {
+        if self.make_good_if_pointless(env, rekeys, attempt.as_ref()) {
             return;
         }
         let wait = Duration::from_millis(10_000 + env.rng.below(10_000));

@@ -207,6 +207,19 @@ fn the_peer_deletes_a_child_that_is_being_rekeyed() {
 }
 
 #[test]
+fn the_peer_deletes_a_child_before_its_rekeying_is_asked_for() {
+    let mut world = up(World::new(520), kept());
+    world.hosts[ALICE].plane_delay = 50..=50;
+    let child = Selector {
+        child: Some("net".to_owned()),
+        ..Selector::default()
+    };
+    world.terminate(BOB, of_bob(true));
+    world.rekey(ALICE, child);
+    assert_back(&mut world, MINUTE);
+}
+
+#[test]
 fn the_lifetime_of_the_ike_sa_is_over() {
     let mut connections = kept();
     connections.0.rekey_time = Duration::from_secs(60);
