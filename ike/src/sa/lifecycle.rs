@@ -556,7 +556,16 @@ impl IkeSa {
             FailureReason::Expired,
             "the lifetime of the IKE_SA is over".to_owned(),
         ));
+        let attempted = self.attempted();
         self.farewell(env, now);
+        if let Some(((conn, index), _)) = attempted {
+            let packet = None;
+            self.enqueue(Task::CreateChild {
+                conn,
+                index,
+                packet,
+            });
+        }
         let text = "the lifetime of the IKE_SA is over".to_owned();
         self.fail(env, now, FailureReason::Expired, text);
     }
@@ -683,21 +692,7 @@ impl IkeSa {
         self.no_longer_half_open(env);
         self.landed();
         self.timers.clear();
-        let attempted = match &self.active {
-            // A rekeying is all there is of a child that the peer has deleted meanwhile.
-            Active::CreatingChild(state)
-                if state
-                    .rekeys()
-                    .is_none_or(|old| !self.children.contains_key(&old)) =>
-            {
-                state.child().zip(Some(state.is_rekey()))
-            }
-            _ => None,
-        };
-        let attempted = attempted
-            .and_then(|(id, had)| Some((self.children.get(&id)?, had)))
-            .filter(|(child, _)| !child.taken_down)
-            .map(|(child, had)| ((child.conn.clone(), child.index), had));
+        let attempted = self.attempted();
         self.cancel_active(env);
         self.cancel_passive(env);
         if let Some(twin) = self.rekey_twin.take() {
@@ -721,6 +716,21 @@ impl IkeSa {
         self.remove_addresses(env);
         self.state = IkeState::Destroying;
         env.event(Event::Gone(self.id));
+    }
+
+    /// The child that is being made, and whether there was one.
+    fn attempted(&self) -> Option<((ConnectionRef, usize), bool)> {
+        let Active::CreatingChild(state) = &self.active else {
+            return None;
+        };
+        // A rekeying is all there is of a child that the peer has deleted meanwhile.
+        let there = |old: ChildSaId| self.children.contains_key(&old);
+        if state.rekeys().is_some_and(there) {
+            return None;
+        }
+        let child = self.children.get(&state.child()?)?;
+        let place = (child.conn.clone(), child.index);
+        (!child.taken_down).then_some((place, state.is_rekey()))
     }
 
     /// Asks for what `dpd_action`, `close_action` and `start_action` say about what is lost with the

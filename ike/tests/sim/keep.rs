@@ -239,6 +239,32 @@ fn the_lifetime_of_the_ike_sa_is_over() {
 }
 
 #[test]
+fn the_lifetime_of_the_ike_sa_is_over_while_a_child_is_being_made() {
+    let mut connections = kept();
+    connections.0.rekey_time = Duration::from_secs(60);
+    connections.0.over_time = Duration::from_secs(30);
+    let mut world = up(World::new(521), connections);
+    let child = Selector {
+        child: Some("net".to_owned()),
+        ..Selector::default()
+    };
+    world.terminate(ALICE, child);
+    world.run_for(Duration::from_secs(1));
+    world.filter = Some(Box::new(|datagram| {
+        let create = |m: &Message| m.header.exchange == ExchangeType::CreateChildSa;
+        !Message::parse(&datagram.payload).is_ok_and(|message| create(&message))
+    }));
+    world.initiate(ALICE, "net");
+    let old = world.host(ALICE).ike_sas()[0].spi_i;
+    let over = world.run_until(3 * MINUTE, |world| {
+        world.host(ALICE).ike_sas().iter().all(|sa| sa.spi_i != old)
+    });
+    assert!(over);
+    world.filter = None;
+    assert_back(&mut world, MINUTE);
+}
+
+#[test]
 fn the_setup_fails_until_somebody_mends_the_secret() {
     let mut world = World::new(507);
     let connections = kept();
