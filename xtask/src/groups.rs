@@ -94,6 +94,8 @@ struct Report {
     skipped: Vec<String>,
     /// Names of what failed.
     failures: Vec<String>,
+    /// What failed tests have printed.
+    shown: Vec<String>,
 }
 
 /// Runs the groups.
@@ -150,7 +152,16 @@ pub(crate) fn test(args: &Args) -> Result<u8, Error> {
     Ok(u8::from(failed > 0 || passed == 0))
 }
 
+/// How much of what failed tests of a group have printed is repeated at the end, where it is seen.
+const REPEATED_LINES: usize = 80;
+
 fn print_table(reports: &[Report]) {
+    for r in reports.iter().filter(|r| !r.shown.is_empty()) {
+        println!("\n=== failed in {}", r.group);
+        for line in r.shown.iter().take(REPEATED_LINES) {
+            println!("{line}");
+        }
+    }
     println!(
         "\n{:<8} {:<58} {:>7} {:>7} {:>7} {:>8}",
         "group", "what ran", "seconds", "passed", "failed", "skipped"
@@ -209,6 +220,7 @@ impl Report {
             failed: 0,
             skipped: Vec::new(),
             failures: Vec::new(),
+            shown: Vec::new(),
         }
     }
 
@@ -561,6 +573,7 @@ impl Report {
             self.fail(named("a test without a name"));
         }
         self.skipped.extend(tally.ignored);
+        self.shown.extend(tally.shown);
         // A build that failed, a crash, a limit of time: no test has failed, yet all is not well.
         if !ended.ok() && tally.failed == 0 {
             let after = if ended.late { ", its time was up" } else { "" };
@@ -584,16 +597,34 @@ struct Tally {
     failed: u32,
     failures: Vec<String>,
     ignored: Vec<String>,
+    /// What failed tests have printed.
+    shown: Vec<String>,
+    showing: bool,
+    /// Where the failures of the binary that runs begin: another may have a test of the same name.
+    binary: usize,
 }
 
 impl Tally {
     fn line(&mut self, line: &str) {
+        // A guest's console ends lines in its own way, and its kernel may write into them.
+        let line = line.trim_end();
+        if let Some(name) = section(line) {
+            self.showing = true;
+            self.failure(name);
+        } else if line == "failures:" {
+            self.showing = false;
+        } else if line.starts_with("running ") {
+            self.binary = self.failures.len();
+        }
+        if self.showing {
+            self.shown.push(line.to_owned());
+        }
         if let Some(summary) = line.strip_prefix("test result: ") {
             self.passed += number_before(summary, " passed");
             self.failed += number_before(summary, " failed");
         } else if let Some(test) = line.strip_prefix("test ") {
             if let Some(name) = test.strip_suffix(" ... FAILED") {
-                self.failures.push(name.to_owned());
+                self.failure(name);
             } else if let Some((name, why)) = test.split_once(" ... ignored") {
                 let why = why.trim_start_matches(", ");
                 self.ignored.push(format!(
@@ -603,6 +634,17 @@ impl Tally {
             }
         }
     }
+
+    fn failure(&mut self, name: &str) {
+        if !self.failures[self.binary..].iter().any(|n| n == name) {
+            self.failures.push(name.to_owned());
+        }
+    }
+}
+
+/// The test whose output begins after this line.
+fn section(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
 fn number_before(text: &str, word: &str) -> u32 {
@@ -782,16 +824,34 @@ mod tests {
         for line in [
             "running 3 tests",
             "test a::b ... ok",
-            "test a::c ... FAILED",
+            "test a::c ... FAILED\r",
             "test a::d ... ignored, needs a moon",
-            "test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out",
-            "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out",
+            "test a::e ... [ 12.3] a word of the kernel",
+            "FAILED",
+            "failures:",
+            "---- a::c stdout ----\r",
+            "no moon",
+            "---- a::e stdout ----",
+            "no sun",
+            "failures:",
+            "    a::c",
+            "test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out",
+            "running 13 tests",
+            "test a::c ... FAILED",
+            "test result: FAILED. 12 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
         ] {
             tally.line(line);
         }
 
-        assert_eq!((tally.passed, tally.failed), (13, 1));
-        assert_eq!(tally.failures, ["a::c"]);
+        assert_eq!((tally.passed, tally.failed), (13, 3));
+        assert_eq!(tally.failures, ["a::c", "a::e", "a::c"]);
+        let shown = [
+            "---- a::c stdout ----",
+            "no moon",
+            "---- a::e stdout ----",
+            "no sun",
+        ];
+        assert_eq!(tally.shown, shown);
         assert_eq!(tally.ignored, ["a::d: needs a moon"]);
     }
 }
