@@ -292,7 +292,7 @@ impl TunPlane {
                     reqid: entry.reqid,
                     remote: entry.dst,
                 };
-                self.shared.forget_acquires(|asked| *asked == template);
+                self.shared.forget_acquires(|asked, _| *asked == template);
             }
             Direction::Fwd => return Err(refused(&what(), "SAs have no forward direction")),
         }
@@ -384,12 +384,25 @@ impl TunPlane {
     }
 
     fn insert_policies(&self, set: PolicySet) {
-        if let PolicyAction::Protect { reqid, .. } = set.action {
-            self.shared.forget_acquires(|asked| asked.reqid == reqid);
-        }
         let ranked = set.clone();
         let rank = |local: &_, remote: &_| priority_between(&ranked, local, remote);
         self.shared.tables_mut().spd.insert(set, rank);
+        let set = &ranked;
+        if let PolicyAction::Protect { reqid, remote, .. } = set.action {
+            // The packets of a wider policy that takes others besides are answered, too, though no
+            // SA of that policy came of it.
+            let takes = |(from, to): (
+                swanherd_ipsec::TrafficSelector,
+                swanherd_ipsec::TrafficSelector,
+            )| {
+                set.local.iter().any(|ts| ts.contains(&from))
+                    && set.remote.iter().any(|ts| ts.contains(&to))
+            };
+            self.shared.forget_acquires(|template, asked| {
+                template.reqid == reqid
+                    || !set.trap && template.remote == remote && takes(asked.packet)
+            });
+        }
     }
 
     async fn remove_policies(&self, id: u32) -> Result<Outcome, PlaneError> {
@@ -397,7 +410,8 @@ impl TunPlane {
         let removed = self.shared.tables_mut().spd.remove(id);
         if let Some(set) = removed {
             if let PolicyAction::Protect { reqid, .. } = set.action {
-                self.shared.forget_acquires(|asked| asked.reqid == reqid);
+                self.shared
+                    .forget_acquires(|template, _| template.reqid == reqid);
             }
             let others = self.route_relevant(id, set.action);
             system.remove(&set, &others).await;

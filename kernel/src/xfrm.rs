@@ -151,7 +151,13 @@ impl XfrmPlane {
             watch,
             thresholds: None,
         };
+        let reqids = plane.shared.books().reqids_of_policies();
         let leftovers = plane.reconcile(false).await.map_err(io::Error::other)?;
+        // Those policies may have asked for SAs, and what comes next has the same request ids: the
+        // kernel would not ask again for a while.
+        if let Err(error) = plane.shared.remove_placeholders(&reqids).await {
+            tracing::warn!(%error, "cannot end what the kernel waits for since an earlier run");
+        }
         reconciling::report_leftovers(&leftovers);
         plane.shared.books().strike_out_addresses();
         thresholds::begin(&plane.shared).await;
@@ -272,17 +278,17 @@ impl Shared {
     async fn expect_if_ids(&self) -> Result<(), String> {
         let known = self.if_ids.get_or_try_init(|| async {
             let parse = |_: u16, payload: &[u8]| {
-                let sa = message::SeenSa::parse(payload)?;
-                Some((sa.id, message::has_if_id(payload)))
+                message::SeenSa::parse(payload)?;
+                Some(message::has_if_id(payload))
             };
-            let request = message::probe_if_id();
-            let mut answers = self.requests.request(&request, 0, parse).await?;
-            let Some((id, known)) = answers.pop() else {
-                return Err(NetlinkError::Protocol("no SPI in the answer"));
-            };
+            let id = self.choose_spi(std::net::Ipv4Addr::LOCALHOST.into())?;
+            let request = message::probe_if_id(id);
+            let answers = self.requests.request(&request, 0, parse).await;
             let removal = message::remove_sa(id, None);
             absent_is_fine(self.requests.command(&removal, 0).await)?;
-            Ok(known)
+            self.give_back_spi(id);
+            let known = answers?.pop();
+            known.ok_or(NetlinkError::Protocol("no SPI in the answer"))
         });
         match known.await {
             Ok(true) => Ok(()),

@@ -322,3 +322,36 @@ fn a_daemon_that_is_behind_costs_no_more_than_its_queue() {
         plane.shutdown().await;
     }));
 }
+
+/// A crash leaves the kernel waiting for an SA of a trap, and the trap that comes next has the same
+/// request id.
+#[test]
+fn what_the_kernel_waits_for_since_a_crash_does_not_keep_it_from_asking() {
+    if !may_use_namespaces() {
+        return;
+    }
+    let lab = host();
+    let folder = tempfile::tempdir().unwrap();
+    let options = XfrmOptions {
+        ledger: Some(folder.path().join("ledger")),
+        ..XfrmOptions::default()
+    };
+    block_on(lab.within(0, async {
+        let socket = UdpSocket::bind("10.1.0.1:0").unwrap();
+        let asked = async |options: &XfrmOptions| {
+            let (plane, mut events) = XfrmPlane::start(options.clone()).await.unwrap();
+            let left = lab.xfrm_entries(0);
+            install(&plane, trap(1, "10.2.0.0", 24)).await;
+            let _ = socket.send_to(b"x", "10.2.0.1:9");
+            until("an acquire", || acquires(&mut events).len() == 1).await;
+            left
+        };
+        let first = asked(&options).await;
+        // The first plane has gone without taking anything back.
+        assert_eq!(lab.xfrm_entries(0), (1, 3));
+
+        let second = asked(&options).await;
+
+        assert_eq!([first, second], [(0, 0), (0, 0)]);
+    }));
+}

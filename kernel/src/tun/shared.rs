@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use portable_atomic::AtomicU64;
 use swanherd_esp::{Expiry, Flow, Fragments};
+use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{PlaneEvent, SaId};
 use tokio::sync::mpsc;
 
@@ -48,6 +49,14 @@ pub(super) enum DropReason {
     Looped,
 }
 
+/// A packet without an SA, which asked for one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    at: Instant,
+    /// The packet, as selectors of this side and the peer's.
+    pub(super) packet: (TrafficSelector, TrafficSelector),
+}
+
 /// How many reasons there are.
 const DROP_REASONS: usize = DropReason::Looped as usize + 1;
 
@@ -61,7 +70,7 @@ pub(super) struct Shared {
     ike: mpsc::Sender<Received>,
     backlog: Mutex<VecDeque<PlaneEvent>>,
     /// When templates asked for an SA; until they have one, or for a while.
-    acquires: Mutex<BTreeMap<Template, Instant>>,
+    acquires: Mutex<BTreeMap<Template, Asked>>,
     acquire_interval: Duration,
     coalesced_acquires: AtomicU64,
     dropped_acquires: AtomicU64,
@@ -226,26 +235,31 @@ impl Shared {
         let mut acquires = lock(&self.acquires);
         if acquires
             .get(&template)
-            .is_some_and(|last| now.duration_since(*last) < self.acquire_interval)
+            .is_some_and(|last| now.duration_since(last.at) < self.acquire_interval)
         {
             self.coalesced_acquires.fetch_add(1, Ordering::Relaxed);
             return;
         }
+        let (local, remote) = (flow.source_selector(), flow.destination_selector());
         let event = PlaneEvent::Acquire {
             reqid: template.reqid,
-            local: flow.source_selector(),
-            remote: flow.destination_selector(),
+            local,
+            remote,
         };
         if self.events.try_send(event).is_ok() {
-            acquires.insert(template, now);
+            let asked = Asked {
+                at: now,
+                packet: (local, remote),
+            };
+            acquires.insert(template, asked);
         } else {
             self.dropped_acquires.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Templates have an SA, or are gone: their next packet without one asks again.
-    pub(super) fn forget_acquires(&self, answered: impl Fn(&Template) -> bool) {
-        lock(&self.acquires).retain(|template, _| !answered(template));
+    pub(super) fn forget_acquires(&self, answered: impl Fn(&Template, &Asked) -> bool) {
+        lock(&self.acquires).retain(|template, asked| !answered(template, asked));
     }
 
     /// Acquires that were not reported.

@@ -6,10 +6,10 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use swanherd_ipsec::plane::PolicyAction;
+use swanherd_ipsec::plane::{PolicyAction, SaId};
 
 use crate::audit::Finding;
-use crate::reconcile::{Change, Desired, InForce, Journal, PolicyKey, Record};
+use crate::reconcile::{Change, Desired, InForce, Journal, PolicyKey, Record, WantedSa};
 
 /// What should be in the kernel, and what may be there from us.
 #[derive(Debug, Default)]
@@ -42,6 +42,17 @@ impl Books {
         if let Err(error) = self.journal.add(record) {
             tracing::warn!(%error, "cannot write the ledger of installed SAs and policies");
         }
+    }
+
+    /// Writes down an SPI that the kernel is about to be asked for; `false` if it is one of ours.
+    pub(super) fn reserve(&mut self, id: SaId) -> bool {
+        let record = Record::Sa(id);
+        if self.desired.sa(id).is_some() || self.journal.entries().contains(&record) {
+            return false;
+        }
+        self.record(record);
+        self.desired.want_sa(id, WantedSa::Reserved);
+        true
     }
 
     /// Strikes out what is gone.
@@ -82,6 +93,15 @@ impl Books {
             Record::Sa(_) | Record::Policy(..) | Record::Thresholds(_) => None,
         });
         addresses.flatten().collect()
+    }
+
+    /// Request ids of policies that may be there from us.
+    pub(super) fn reqids_of_policies(&self) -> BTreeSet<u32> {
+        let reqids = self.journal.entries().iter().map(|record| match record {
+            Record::Policy(_, reqid) => Some(*reqid),
+            Record::Sa(_) | Record::Thresholds(_) | Record::Address(_) => None,
+        });
+        reqids.flatten().filter(|reqid| *reqid != 0).collect()
     }
 
     /// Strikes out all virtual addresses, when none is there any more.
@@ -134,4 +154,33 @@ fn open_journal(path: &Path) -> io::Result<Journal> {
             format!("cannot keep the ledger {path}: {error}"),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_spi_is_in_the_ledger_before_the_kernel_is_asked_and_is_reserved_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        let mut books = Books::open(Some(&path)).unwrap();
+        let id = SaId {
+            spi: 0xc000_0001,
+            dst: "192.0.2.1".parse().unwrap(),
+        };
+
+        assert!(books.reserve(id));
+        assert!(!books.reserve(id));
+
+        let left = Journal::read(&ledger_here(&path)).unwrap();
+        assert_eq!(left, [Record::Sa(id)].into());
+        // Another one that a crash has left is not handed out either.
+        let left = SaId {
+            spi: 0xc000_0002,
+            ..id
+        };
+        books.record(Record::Sa(left));
+        assert!(!books.reserve(left));
+    }
 }

@@ -15,13 +15,14 @@ use netlink_packet_xfrm::{
 };
 use netlink_sys::Socket;
 use portable_atomic::{AtomicBool, AtomicU64, Ordering};
-use swanherd_ipsec::plane::{PlaneEvent, SaCounters, SaEntry, SaId};
+use swanherd_ipsec::plane::{PlaneEvent, PolicySet, SaCounters, SaEntry, SaId};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use zeroize::Zeroize as _;
 
 use super::Shared;
+use super::message::Placeholder;
 use crate::netlink;
 use crate::plane::{AcquireCounts, EventCounts};
 use crate::reconcile::{Record, WantedSa};
@@ -31,7 +32,7 @@ mod acquires;
 mod mend;
 mod notice;
 
-use acquires::{Acquires, Fate};
+use acquires::{Acquires, Asked, Fate};
 use notice::{Acquire, Subject};
 
 /// Room for bursts; the kernel grants what its limits allow.
@@ -76,6 +77,12 @@ impl Counts {
             foreign_changes: self.foreign_changes.load(Ordering::Relaxed),
             ..EventCounts::default()
         }
+    }
+
+    /// What wider policies, with other request ids, asked for on behalf of packets that take `set`
+    /// from now on.
+    pub(super) fn answer_acquires(&self, reqid: u32, set: &PolicySet) -> Vec<Placeholder> {
+        lock(&self.asked).answer(reqid, set)
     }
 
     /// An SA with this request id, or a policy that asked for one, has gone: what comes next asks
@@ -259,7 +266,8 @@ impl<'a> Reader<'a> {
 
     fn acquire(&mut self, acquire: &Acquire) {
         let counts = &self.shared.counts;
-        let Acquire { reqid, peer, .. } = *acquire;
+        let placeholder = acquire.placeholder;
+        let reqid = placeholder.reqid;
         if !self.shared.books().desired.knows_reqid(reqid) {
             count(&counts.acquires_foreign);
             return;
@@ -268,7 +276,12 @@ impl<'a> Reader<'a> {
             count(&counts.acquires_without_selector);
             return;
         };
-        let fate = lock(&counts.asked).judge(reqid, peer, Instant::now());
+        let asked = Asked {
+            placeholder,
+            packet: (local, remote),
+            at: Instant::now(),
+        };
+        let fate = lock(&counts.asked).judge(asked);
         match fate {
             Fate::Coalesced => count(&counts.acquires_coalesced),
             Fate::TooMany => count(&counts.acquires_dropped),
@@ -281,7 +294,7 @@ impl<'a> Reader<'a> {
                 // The kernel asks again as long as there is traffic.
                 if self.sender.try_send(event).is_err() {
                     count(&counts.acquires_dropped);
-                    lock(&counts.asked).forget(reqid, peer);
+                    lock(&counts.asked).forget(&placeholder);
                 }
             }
         }

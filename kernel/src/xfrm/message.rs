@@ -31,9 +31,6 @@ use super::attribute::{SaDirection, XFRM_OFFLOAD_PACKET};
 use super::selector::{address, family, host_selector};
 use crate::reconcile::{InForce, PolicyKey};
 
-/// SPIs that we hand out, the range that strongSwan uses as well.
-pub(super) const SPI_RANGE: (u32, u32) = (0xc000_0000, 0xcfff_ffff);
-
 /// A request that holds keys. It erases them when it goes, and it cannot be printed.
 pub(super) struct KeyedMessage(XfrmMessage);
 
@@ -74,39 +71,66 @@ pub(super) struct SaOptions {
     pub(super) offload: Option<(u32, bool)>,
 }
 
-/// Reserves an inbound SPI. With `sa_dir` the reservation has a direction, which the kernel
+/// Reserves the inbound SPI `id`. With `sa_dir` the reservation has a direction, which the kernel
 /// compares with that of the SA that replaces it.
-pub(super) fn alloc_spi(src: IpAddr, dst: IpAddr, reqid: u32, sa_dir: bool) -> XfrmMessage {
-    let spi_info = UserSpiInfo {
-        info: UserSaInfo {
-            id: Id {
-                daddr: Address::from_ip(&dst),
-                spi: 0,
-                proto: IPPROTO_ESP,
-            },
-            saddr: Address::from_ip(&src),
-            reqid,
-            family: family(dst),
-            mode: XFRM_MODE_TUNNEL,
-            ..UserSaInfo::default()
-        },
-        min: SPI_RANGE.0,
-        max: SPI_RANGE.1,
-    };
+pub(super) fn alloc_spi(src: IpAddr, id: SaId, reqid: u32, sa_dir: bool) -> XfrmMessage {
+    let direction = sa_dir.then(|| SaDirection::In.into());
     XfrmMessage::AllocSpi(AllocSpiMessage {
-        spi_info,
-        nlas: sa_dir.then(|| SaDirection::In.into()).into_iter().collect(),
+        spi_info: spi_info(src, id, reqid, 0),
+        nlas: direction.into_iter().collect(),
     })
 }
 
 /// Reserves an SPI with an interface id, which is in the answer of a kernel that knows them.
-pub(super) fn probe_if_id() -> XfrmMessage {
-    let here = std::net::Ipv4Addr::LOCALHOST.into();
-    let mut message = alloc_spi(here, here, 0, false);
-    if let XfrmMessage::AllocSpi(message) = &mut message {
-        message.nlas.push(XfrmAttrs::IfId(1));
+pub(super) fn probe_if_id(id: SaId) -> XfrmMessage {
+    XfrmMessage::AllocSpi(AllocSpiMessage {
+        spi_info: spi_info(id.dst, id, 0, 0),
+        nlas: vec![XfrmAttrs::IfId(1)],
+    })
+}
+
+/// Gives the SPI `id` to the placeholder that the kernel made when it asked for an SA: only by an
+/// SPI can it be removed.
+pub(super) fn name_placeholder(placeholder: &Placeholder, id: SaId) -> XfrmMessage {
+    XfrmMessage::AllocSpi(AllocSpiMessage {
+        spi_info: spi_info(placeholder.src, id, placeholder.reqid, placeholder.seq),
+        nlas: placeholder.mark.map(mark).into_iter().collect(),
+    })
+}
+
+/// What the kernel has in place of an SA that it has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Placeholder {
+    /// Request id of the policy that a packet met.
+    pub(super) reqid: u32,
+    /// Number of the question.
+    pub(super) seq: u32,
+    /// Outer source; unspecified if the policy does not say.
+    pub(super) src: IpAddr,
+    /// The peer.
+    pub(super) dst: IpAddr,
+    /// Mark of the policy.
+    pub(super) mark: Option<Mark>,
+}
+
+fn spi_info(src: IpAddr, id: SaId, reqid: u32, seq: u32) -> UserSpiInfo {
+    UserSpiInfo {
+        info: UserSaInfo {
+            id: Id {
+                daddr: Address::from_ip(&id.dst),
+                spi: 0,
+                proto: IPPROTO_ESP,
+            },
+            saddr: Address::from_ip(&src),
+            seq,
+            reqid,
+            family: family(id.dst),
+            mode: XFRM_MODE_TUNNEL,
+            ..UserSaInfo::default()
+        },
+        min: id.spi,
+        max: id.spi,
     }
-    message
 }
 
 /// Whether an answer that describes an SA has an interface id.
@@ -359,6 +383,8 @@ pub(super) struct SeenSa {
     pub(super) mark: Option<Mark>,
     /// Its request id.
     pub(super) reqid: u32,
+    /// Number of the question that it is the answer to, or waits for the answer to.
+    pub(super) seq: u32,
     /// Source address of the outer packets.
     pub(super) src: IpAddr,
     /// The device that processes it.
@@ -414,6 +440,7 @@ impl SeenSa {
             proto: info.id.proto,
             mark: seen_mark,
             reqid: info.reqid,
+            seq: info.seq,
             src: address(info.family, &info.saddr),
             offload,
             added: info.lifetime_cur.add_time,

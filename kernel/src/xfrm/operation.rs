@@ -33,7 +33,11 @@ pub(super) struct Planned {
 /// What is needed to finish an operation.
 pub(super) enum Pending {
     Answered(Result<Outcome, PlaneError>),
-    Spi { dst: std::net::IpAddr },
+    Spi {
+        src: std::net::IpAddr,
+        id: SaId,
+        reqid: u32,
+    },
     Sa(Box<PendingSa>),
     SaRemoval(SaId),
     Policies(Box<PendingPolicies>),
@@ -141,7 +145,9 @@ impl XfrmPlane {
 
     async fn plan(&self, routes: &mut RouteTable, op: Op, claims: Claims) -> Planned {
         match op {
-            Op::AllocSpi { src, dst, reqid } => self.plan_spi(src, dst, reqid),
+            Op::AllocSpi { src, dst, reqid } => self
+                .plan_spi(src, dst, reqid)
+                .unwrap_or_else(|error| Planned::answered(Err(error))),
             Op::InstallSa(entry) => self
                 .plan_sa(entry)
                 .await
@@ -214,7 +220,7 @@ impl XfrmPlane {
         };
         match pending {
             Pending::Answered(outcome) => outcome,
-            Pending::Spi { dst } => self.finish_spi(dst, answer()),
+            Pending::Spi { src, id, reqid } => self.finish_spi(src, id, reqid, answer()).await,
             Pending::Sa(pending) => self.finish_sa(*pending, answer()).await,
             Pending::SaRemoval(id) => self.finish_sa_removal(id, answer()),
             Pending::Policies(pending) => self.finish_policies(routes, *pending, answers).await,

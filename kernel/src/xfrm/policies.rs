@@ -157,11 +157,30 @@ impl XfrmPlane {
             books.refused.remove(&set.id);
         }
         self.shared.thresholds.wake();
+        self.end_acquires(&set).await;
         for ((addr, len), error) in routes.install(&self.shared.router, &set).await {
             tracing::warn!(owner = %set.owner, route = %format_args!("{addr}/{len}"), %error,
                 "cannot install a route");
         }
         Ok(Outcome::Done)
+    }
+
+    /// Packets that met a wider policy, of another request id, take these policies from now on. What
+    /// that policy asked for is answered, though no SA of its own came of it: the kernel would wait
+    /// for one, and not ask for what else the wider policy is for.
+    async fn end_acquires(&self, set: &PolicySet) {
+        let PolicyAction::Protect { reqid, .. } = set.action else {
+            return;
+        };
+        if set.trap {
+            return;
+        }
+        for placeholder in self.shared.counts.answer_acquires(reqid, set) {
+            if let Err(error) = self.shared.remove_placeholder(&placeholder).await {
+                tracing::debug!(%error, reqid = placeholder.reqid,
+                    "cannot end what the kernel waits for");
+            }
+        }
     }
 
     pub(super) fn plan_policy_removal(&self, id: u32) -> Planned {

@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Reserves SPIs; installs, moves and removes SAs.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use swanherd_ipsec::plane::{
     Direction, HwOffload, Mark, Outcome, PlaneError, SaEntry, SaId, UdpEncap,
 };
 
-use super::message::{self, CarriedState, SaOptions, SeenSa};
+use super::message::{self, CarriedState, Placeholder, SaOptions, SeenSa};
 use super::offload::Device;
 use super::operation::{Answer, Pending, Planned};
 use super::{Shared, XfrmPlane, absent_is_fine, plane_error};
 use crate::netlink::{NetlinkError, Request, Requester};
 use crate::reconcile::{Record, WantedSa};
+
+/// SPIs that we hand out, the range that strongSwan uses as well.
+const SPI_FIRST: u32 = 0xc000_0000;
+const SPI_COUNT: u32 = 0x1000_0000;
+/// How often another SPI is tried when one is taken.
+const SPI_ATTEMPTS: u32 = 16;
 
 /// An SA that was sent to the kernel.
 pub(super) struct PendingSa {
@@ -25,20 +32,65 @@ pub(super) struct PendingSa {
 }
 
 impl XfrmPlane {
-    pub(super) fn plan_spi(&self, src: IpAddr, dst: IpAddr, reqid: u32) -> Planned {
-        let request = message::alloc_spi(src, dst, reqid, self.shared.features.sa_dir);
-        Planned::one(Request::new(&request, 0), Pending::Spi { dst })
+    pub(super) fn plan_spi(
+        &self,
+        src: IpAddr,
+        dst: IpAddr,
+        reqid: u32,
+    ) -> Result<Planned, PlaneError> {
+        let id = self
+            .shared
+            .choose_spi(dst)
+            .map_err(|error| plane_error(reserve_op(dst), error))?;
+        let request = message::alloc_spi(src, id, reqid, self.shared.features.sa_dir);
+        let pending = Pending::Spi { src, id, reqid };
+        Ok(Planned::one(Request::new(&request, 0), pending))
     }
 
-    pub(super) fn finish_spi(&self, dst: IpAddr, answer: Answer) -> Result<Outcome, PlaneError> {
-        let fail = |error| plane_error(format_args!("reserve an SPI at {dst}"), error);
-        let Some(sa) = answer.map_err(fail)?.pop() else {
-            return Err(fail(NetlinkError::Protocol("no SPI in the answer")));
+    pub(super) async fn finish_spi(
+        &self,
+        src: IpAddr,
+        mut id: SaId,
+        reqid: u32,
+        mut answer: Answer,
+    ) -> Result<Outcome, PlaneError> {
+        let shared = &self.shared;
+        let dst = id.dst;
+        let fail = |error| plane_error(reserve_op(dst), error);
+        for _ in 0..SPI_ATTEMPTS {
+            match &answer {
+                // Someone else has it.
+                Err(error) if error.errno() == Some(libc::ENOENT) => {}
+                _ => break,
+            }
+            shared.give_back_spi(id);
+            id = shared.choose_spi(dst).map_err(fail)?;
+            let request = message::alloc_spi(src, id, reqid, shared.features.sa_dir);
+            answer = shared
+                .requests
+                .request(&request, 0, |_, payload| SeenSa::parse(payload))
+                .await;
+        }
+        let seen = match answer {
+            Ok(mut seen) => seen.pop(),
+            Err(error) => {
+                match error {
+                    NetlinkError::Refused { .. } => shared.give_back_spi(id),
+                    // It may be there; an audit finds out.
+                    _ => {
+                        shared.books().desired.forget_sa(id);
+                    }
+                }
+                return Err(fail(error));
+            }
         };
-        let mut books = self.shared.books();
-        books.record(Record::Sa(sa.id));
-        books.desired.want_sa(sa.id, WantedSa::Reserved);
-        Ok(Outcome::Spi(sa.id.spi))
+        match seen {
+            Some(sa) if sa.id == id => Ok(Outcome::Spi(id.spi)),
+            _ => {
+                shared.books().desired.forget_sa(id);
+                Err(fail(NetlinkError::Protocol("another SPI in the answer")))
+            }
+        }
     }
 
     pub(super) async fn plan_sa(&self, entry: Box<SaEntry>) -> Result<Planned, PlaneError> {
@@ -418,6 +470,75 @@ impl XfrmPlane {
 }
 
 impl Shared {
+    /// Chooses an SPI that may be free at `dst`, and writes it down: were the kernel to choose, a
+    /// crash before its answer would leave a reservation that no ledger has.
+    pub(super) fn choose_spi(&self, dst: IpAddr) -> Result<SaId, NetlinkError> {
+        for _ in 0..SPI_ATTEMPTS {
+            let mut octets = [0; 4];
+            getrandom::fill(&mut octets)
+                .map_err(|error| NetlinkError::Io(std::io::Error::other(error)))?;
+            let spi = SPI_FIRST + u32::from_ne_bytes(octets) % SPI_COUNT;
+            let id = SaId { spi, dst };
+            if self.books().reserve(id) {
+                return Ok(id);
+            }
+        }
+        Err(NetlinkError::Protocol("no free SPI was found"))
+    }
+
+    /// An SPI that was chosen is not reserved, or not any more.
+    pub(super) fn give_back_spi(&self, id: SaId) {
+        let mut books = self.books();
+        books.desired.forget_sa(id);
+        books.strike_out(&Record::Sa(id));
+    }
+
+    /// Removes the kernel's placeholder of an SA, in case it is there still: as long as it is, the
+    /// kernel does not ask again.
+    pub(super) async fn remove_placeholder(
+        &self,
+        placeholder: &Placeholder,
+    ) -> Result<(), NetlinkError> {
+        let id = self.choose_spi(placeholder.dst)?;
+        let named = message::name_placeholder(placeholder, id);
+        let parse = |_: u16, payload: &[u8]| SeenSa::parse(payload);
+        match self.requests.request(&named, 0, parse).await {
+            Ok(_) => {
+                let removal = message::remove_sa(id, placeholder.mark);
+                absent_is_fine(self.requests.command(&removal, 0).await)?;
+                self.give_back_spi(id);
+                Ok(())
+            }
+            Err(error) => {
+                self.give_back_spi(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes placeholders of SAs with these request ids.
+    pub(super) async fn remove_placeholders(
+        &self,
+        reqids: &BTreeSet<u32>,
+    ) -> Result<(), NetlinkError> {
+        if reqids.is_empty() {
+            return Ok(());
+        }
+        for sa in dump_all(&self.requests).await? {
+            if sa.id.spi == 0 && reqids.contains(&sa.reqid) {
+                let placeholder = Placeholder {
+                    reqid: sa.reqid,
+                    seq: sa.seq,
+                    src: sa.src,
+                    dst: sa.id.dst,
+                    mark: sa.mark,
+                };
+                self.remove_placeholder(&placeholder).await?;
+            }
+        }
+        Ok(())
+    }
+
     fn sa_is_gone(&self, id: SaId) {
         let mut books = self.books();
         if books.desired.sa(id).is_none() {
@@ -430,13 +551,24 @@ impl Shared {
     }
 }
 
-/// Every ESP SA of the kernel. Those without an SPI are waiting for one to be negotiated.
+/// Every ESP SA of the kernel, without placeholders.
 pub(super) async fn dump_sas(requests: &Requester) -> Result<Vec<SeenSa>, NetlinkError> {
+    let mut seen = dump_all(requests).await?;
+    seen.retain(|sa| sa.id.spi != 0);
+    Ok(seen)
+}
+
+/// Every ESP SA of the kernel. Those without an SPI are waiting for one to be negotiated.
+async fn dump_all(requests: &Requester) -> Result<Vec<SeenSa>, NetlinkError> {
     let mut seen = requests
         .dump(&message::dump_sas(), |_, payload| SeenSa::parse(payload))
         .await?;
-    seen.retain(|sa| sa.proto == netlink_packet_xfrm::IPPROTO_ESP && sa.id.spi != 0);
+    seen.retain(|sa| sa.proto == netlink_packet_xfrm::IPPROTO_ESP);
     Ok(seen)
+}
+
+fn reserve_op(dst: IpAddr) -> String {
+    format!("reserve an SPI at {dst}")
 }
 
 fn install_op(id: SaId) -> String {

@@ -2,7 +2,7 @@
 //! Packets that ask for an SA.
 
 use swanherd_ipsec::TrafficSelector;
-use swanherd_ipsec::plane::{Op, PlaneEvent, PolicySet};
+use swanherd_ipsec::plane::{Op, PlaneEvent, PolicySet, SaEntry};
 
 use super::bench::{
     Bed, Bench, QUIET, SPI_OUT, child, child_to, inner, network, sa_in, sa_out, udp_port,
@@ -90,5 +90,36 @@ pub(crate) async fn an_sa_ends_the_acquires_and_its_end_begins_them_again<B: Bed
     assert_eq!(sent, Some(SPI_OUT));
     assert_eq!(silence, []);
     assert_eq!(again, first);
+    assert!(bench.sniffer.next(QUIET).await.is_none());
+}
+
+/// The peer has less than the trap is for: an SA of another request id takes what there is.
+pub(crate) async fn what_a_narrower_child_leaves_to_its_trap_is_asked_for_at_once<B: Bed>() {
+    let mut bench = Bench::<B>::start().await;
+    let wide = PolicySet {
+        trap: true,
+        ..child_to(1, 1, network("10.2.0.0", 16))
+    };
+    bench.host.install_set(wide).await;
+    bench.send(("10.2.0.1", 7000), 10).await;
+    let first = bench.host.event().await;
+
+    for entry in [sa_in(), sa_out()] {
+        bench.host.install(SaEntry { reqid: 2, ..entry }).await;
+    }
+    let elsewhere = child_to(3, 2, network("10.2.9.0", 24));
+    bench.host.install_set(elsewhere).await;
+    bench.send(("10.2.0.1", 7000), 10).await;
+    let meanwhile = bench.host.events_of(QUIET).await;
+    let narrow = child_to(2, 2, network("10.2.0.0", 24));
+    bench.host.install_set(narrow).await;
+    let sent = bench.leaves_by(("10.2.0.1", 7000)).await;
+    bench.send(("10.2.7.1", 7000), 10).await;
+    let rest = bench.host.event().await;
+
+    assert_eq!(first, acquire(1, (5000, 7000), "10.2.0.1"));
+    assert_eq!(meanwhile, []);
+    assert_eq!(sent, Some(SPI_OUT));
+    assert_eq!(rest, acquire(1, (5000, 7000), "10.2.7.1"));
     assert!(bench.sniffer.next(QUIET).await.is_none());
 }

@@ -28,6 +28,7 @@ macro_rules! conformance {
             acquires::an_sa_ends_the_acquires_and_its_end_begins_them_again;
             acquires::many_packets_of_many_flows_raise_one_acquire;
             acquires::policies_of_one_request_id_share_an_acquire;
+            acquires::what_a_narrower_child_leaves_to_its_trap_is_asked_for_at_once;
             counters::octets_are_those_of_inner_packets;
             counters::padding_is_not_counted;
             counters::use_is_remembered;

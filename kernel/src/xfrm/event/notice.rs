@@ -12,15 +12,14 @@ use netlink_packet_xfrm::{
 use swanherd_ipsec::TrafficSelector;
 use swanherd_ipsec::plane::{Mark, SaEntry, SaId};
 
-use super::super::message::{attributes, read_mark};
+use super::super::message::{Placeholder, attributes, read_mark};
 use super::super::selector::address;
 
 /// A packet met an outbound policy without an SA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Acquire {
-    pub(super) reqid: u32,
-    /// The peer that the SA would lead to.
-    pub(super) peer: IpAddr,
+    /// What the kernel has in place of the SA for now.
+    pub(super) placeholder: Placeholder,
     /// The packet, as selectors of this side and the peer's; `None` if the kernel did not say.
     pub(super) packet: Option<(TrafficSelector, TrafficSelector)>,
 }
@@ -35,12 +34,20 @@ impl Acquire {
         let template = attributes(payload, XFRM_USER_ACQUIRE_LEN)
             .find(|(kind, _)| *kind == XFRMA_TMPL)
             .and_then(|(_, value)| UserTemplate::parse(value).ok())?;
+        let mark = attributes(payload, XFRM_USER_ACQUIRE_LEN)
+            .find(|(kind, _)| *kind == XFRMA_MARK)
+            .and_then(|(_, value)| read_mark(value));
         let selector = &acquire.selector;
         let known = [AF_INET, AF_INET6].contains(&selector.family)
             && (selector.prefixlen_s, selector.prefixlen_d) != (0, 0);
         Some(Self {
-            reqid: template.reqid,
-            peer: address(template.family, &acquire.id.daddr),
+            placeholder: Placeholder {
+                reqid: template.reqid,
+                seq: acquire.seq,
+                src: address(template.family, &acquire.saddr),
+                dst: address(template.family, &acquire.id.daddr),
+                mark,
+            },
             packet: known.then(|| packet_selectors(selector)),
         })
     }
@@ -214,7 +221,7 @@ mod tests {
 
         let acquire = Acquire::read(&payload).unwrap();
 
-        assert_eq!(acquire.reqid, 3);
+        assert_eq!(acquire.placeholder.reqid, 3);
         assert_eq!(acquire.packet, None);
     }
 

@@ -101,8 +101,12 @@ fn without_directions_both_sas_have_charons_flags() {
 
 #[test]
 fn a_reservation_has_the_direction_of_what_replaces_it() {
+    let id = SaId {
+        spi: 0xc000_0001,
+        dst: addr("192.0.2.1"),
+    };
     let octets = |sa_dir| {
-        let message = alloc_spi(addr("192.0.2.2"), addr("192.0.2.1"), 7, sa_dir);
+        let message = alloc_spi(addr("192.0.2.2"), id, 7, sa_dir);
         let mut octets = vec![0; NetlinkSerializable::buffer_len(&message)];
         message.serialize(&mut octets);
         octets
