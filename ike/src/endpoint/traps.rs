@@ -380,6 +380,8 @@ impl Endpoint {
                 action,
             )
         };
+        let traffic = (set.local.clone(), set.remote.clone());
+        self.env.policies.trap_waits_for(&name.0, &name.1, traffic);
         let Some(entry) = self.traps.wanted.get_mut(name) else {
             return;
         };

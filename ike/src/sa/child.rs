@@ -15,6 +15,7 @@ use super::child_offer::ChildFailure;
 use super::env::{Env, Slot};
 use super::idle::Idle;
 use super::mode;
+use super::narrow::covers;
 use super::policies::{Group, Traffic};
 use super::standby::Sign;
 use super::unique::{self, Tags};
@@ -389,6 +390,20 @@ impl IkeSa {
             return Ok(());
         }
         let (conn, cfg) = (child.conn.clone(), child.cfg().clone());
+        let unserved = child.packet.is_some_and(|(local, remote)| {
+            !covers(&traffic.0, &[local]) || !covers(&traffic.1, &[remote])
+        });
+        if unserved
+            && env
+                .policies
+                .is_carried(&conn.name, &cfg.name, &self.remote_id, id, &traffic)
+        {
+            return Err(ChildFailure::new(
+                FailureReason::SelectorMismatch,
+                NotifyType::TsUnacceptable,
+                "the peer has nothing for the traffic that asked but what there is already",
+            ));
+        }
         let group = env
             .policies
             .settle(set, &self.remote_id, cfg.reqid, id, traffic)

@@ -13,6 +13,7 @@ use swanherd_config::model::Connection;
 use swanherd_ipsec::plane::{Op, PolicySet};
 use swanherd_ipsec::{Identity, TrafficSelector};
 
+use super::narrow::covers;
 use super::reqids::{Name, Reqids};
 use crate::api::ChildSaId;
 
@@ -57,10 +58,12 @@ struct Holder {
     wanted: Vec<(ChildSaId, PolicySet)>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Trap {
     group: Group,
     uniques: Uniques,
+    /// What it waits for.
+    traffic: Traffic,
 }
 
 /// All request ids and policy sets.
@@ -128,7 +131,7 @@ impl PolicyBook {
             holder.users.insert(user, None);
             return Ok(holder.group);
         }
-        self.found(key, fixed, user)
+        self.found(key, fixed, false, user)
     }
 
     /// The group of a CHILD SA whose peer and traffic are agreed by now: the same as long as it is
@@ -151,8 +154,19 @@ impl PolicyBook {
             name: holder.key.name.clone(),
             peer: peer.clone(),
         };
-        let stays = holder.key == key && holder.fits(user, &traffic);
-        if stays {
+        let reqid = holder.group.reqid;
+        let fits = holder.key == key && holder.fits(user, &traffic);
+        // What a trap waits for besides would take its SA, had both the same request id.
+        let part = fixed == 0 && self.is_part_of_trap(&key.name, &traffic);
+        let trapped = part
+            && self
+                .traps
+                .get(&key.name)
+                .is_some_and(|trap| trap.group.reqid == reqid);
+        if fits
+            && !trapped
+            && let Some(holder) = self.holders.get_mut(&set)
+        {
             holder.users.insert(user, Some(traffic));
             return Ok(holder.group);
         }
@@ -172,6 +186,7 @@ impl PolicyBook {
         }
         if let Some(holder) = self.holders.get_mut(&set)
             && holder.users.len() == 1
+            && !trapped
         {
             // Alone: only the peer's name has become known.
             holder.users.insert(user, Some(traffic));
@@ -183,12 +198,31 @@ impl PolicyBook {
             self.by_key.entry(key).or_default().insert(set);
             return Ok(group);
         }
-        let group = self.found(key, fixed, user)?;
+        let group = self.found(key, fixed, part, user)?;
         self.leave(set, user);
         if let Some(holder) = self.holders.get_mut(&group.set) {
             holder.users.insert(user, Some(traffic));
         }
         Ok(group)
+    }
+
+    /// Whether others of a child carry the very same traffic with a peer.
+    pub(crate) fn is_carried(
+        &self,
+        connection: &str,
+        child: &str,
+        peer: &Identity,
+        user: ChildSaId,
+        traffic: &Traffic,
+    ) -> bool {
+        let key = Key {
+            name: (connection.to_owned(), child.to_owned()),
+            peer: peer.clone(),
+        };
+        let sets = self.by_key.get(&key).into_iter().flatten();
+        sets.filter_map(|set| self.holders.get(set))
+            .flat_map(|holder| &holder.users)
+            .any(|(id, other)| *id != user && other.as_ref() == Some(traffic))
     }
 
     /// Adds `user`, which replaces another one of the group by a rekey.
@@ -290,8 +324,16 @@ impl PolicyBook {
             .map(|holder| holder.uniques)
             .unwrap_or_default();
         self.trap_sets.insert(group.set, name.clone());
-        self.traps.insert(name, Trap { group, uniques });
+        self.traps.insert(name, Trap::new(group, uniques));
         Ok(group)
+    }
+
+    /// What a trap waits for.
+    pub(crate) fn trap_waits_for(&mut self, connection: &str, child: &str, traffic: Traffic) {
+        let name = (connection.to_owned(), child.to_owned());
+        if let Some(trap) = self.traps.get_mut(&name) {
+            trap.traffic = traffic;
+        }
     }
 
     /// The policy set of a shunt, which has no request id.
@@ -306,7 +348,7 @@ impl PolicyBook {
         };
         let uniques = Uniques::default();
         self.trap_sets.insert(group.set, name.clone());
-        self.traps.insert(name, Trap { group, uniques });
+        self.traps.insert(name, Trap::new(group, uniques));
         group
     }
 
@@ -324,9 +366,22 @@ impl PolicyBook {
         self.reqids.owner(reqid).cloned()
     }
 
-    /// Makes a group.
-    fn found(&mut self, key: Key, fixed: u32, user: ChildSaId) -> Result<Group, ReqidTaken> {
-        let reqid = self.reqids.take(&key.name, &key.peer, fixed)?;
+    /// Whether the trap of a child waits for more than that.
+    fn is_part_of_trap(&self, name: &Name, traffic: &Traffic) -> bool {
+        self.traps.get(name).is_some_and(|trap| {
+            !covers(&traffic.0, &trap.traffic.0) || !covers(&traffic.1, &trap.traffic.1)
+        })
+    }
+
+    /// Makes a group; with `part`, for less than a trap waits for.
+    fn found(
+        &mut self,
+        key: Key,
+        fixed: u32,
+        part: bool,
+        user: ChildSaId,
+    ) -> Result<Group, ReqidTaken> {
+        let reqid = self.reqids.take(&key.name, &key.peer, fixed, part)?;
         let group = Group {
             reqid,
             set: self.new_set(),
@@ -388,6 +443,16 @@ impl PolicyBook {
             if !taken {
                 return set;
             }
+        }
+    }
+}
+
+impl Trap {
+    fn new(group: Group, uniques: Uniques) -> Self {
+        Self {
+            group,
+            uniques,
+            traffic: Traffic::default(),
         }
     }
 }
@@ -505,6 +570,35 @@ mod tests {
         let three = book.acquire("c", "net", &peer, 0, 3).unwrap();
         let three = book.settle(three.set, &peer, 0, 3, traffic("10.1.0.0", "10.3.0.0"));
         assert_eq!(three, Ok(two));
+    }
+
+    #[test]
+    fn what_is_less_than_a_trap_waits_for_has_another_request_id() {
+        let mut book = PolicyBook::new(1);
+        let peer = Identity::fqdn("alice");
+        let trap = book.trap("c", "net", 0).unwrap();
+        let (near, one) = traffic("10.1.0.0", "10.2.0.0");
+        let (_, two) = traffic("10.1.0.0", "10.3.0.0");
+        let whole = (near.clone(), [one.clone(), two.clone()].concat());
+        book.trap_waits_for("c", "net", whole.clone());
+        let agreed = |book: &mut PolicyBook, user, traffic: &Traffic| {
+            let group = book.acquire("c", "net", &peer, 0, user).unwrap();
+            book.settle(group.set, &peer, 0, user, traffic.clone())
+                .unwrap()
+        };
+
+        let first = agreed(&mut book, 1, &(near.clone(), one.clone()));
+        let second = agreed(&mut book, 2, &(near.clone(), two));
+        let again = agreed(&mut book, 3, &(near, one));
+
+        assert_ne!(first.reqid, trap.reqid);
+        assert_ne!(second.reqid, trap.reqid);
+        assert_ne!(first.reqid, second.reqid);
+        assert_eq!(again, first);
+        for (set, user) in [(first.set, 1), (second.set, 2), (first.set, 3)] {
+            book.release(set, user);
+        }
+        assert_eq!(agreed(&mut book, 4, &whole).reqid, trap.reqid);
     }
 
     #[test]

@@ -89,14 +89,17 @@ impl Reqids {
         }
     }
 
-    /// A request id for CHILD SAs of a child with a peer.
+    /// A request id for CHILD SAs of a child with a peer; with `apart`, none that the trap of the
+    /// child may have.
     pub(super) fn take(
         &mut self,
         name: &Name,
         peer: &Identity,
         fixed: u32,
+        apart: bool,
     ) -> Result<u32, ReqidTaken> {
         let reqid = match fixed {
+            0 if apart => self.fresh(),
             0 => {
                 let stable = self.stable(name);
                 if self.users.contains_key(&stable) {

@@ -211,6 +211,7 @@ fn a_peer_with_an_sa_for_each_subnet_gets_one_for_each() {
     connections.0.children[0].remote_ts = vec![
         SelectorSpec::Fixed(network("10.2.1.0/24")),
         SelectorSpec::Fixed(network("10.2.2.0/24")),
+        SelectorSpec::Fixed(network("10.2.3.0/24")),
     ];
     let mut world = trapped(75, connections);
     let trap = reqid(&trap(&world, "net"));
@@ -222,12 +223,18 @@ fn a_peer_with_an_sa_for_each_subnet_gets_one_for_each() {
     world.assert_in_sync(2);
     let children = world.host(ALICE).children();
     let reqids: Vec<u32> = children.iter().map(|child| child.reqid).collect();
-    assert_eq!(reqids[0], trap);
+    // With the request id of the trap, an SA would get what the trap waits for.
+    assert!(!reqids.contains(&trap), "{reqids:?}");
     assert_ne!(reqids[0], reqids[1]);
     // More of the same needs nothing.
     world.plane_event(ALICE, acquire(trap, "10.1.0.6", "10.2.2.9"));
     world.run_for(Duration::from_secs(2));
     assert_eq!(fates(&world), [2, 1, 0]);
+    // What the peer has no SA for does not become another one of what there is.
+    world.plane_event(ALICE, acquire(trap, "10.1.0.6", "10.2.3.9"));
+    world.run_for(Duration::from_secs(2));
+    assert_eq!(fates(&world), [3, 1, 0]);
+    world.assert_in_sync(2);
 
     // Each has policies of its own, which its rekeys keep.
     world.set_traffic(true);

@@ -301,3 +301,53 @@ fn net2net_psk_fail() {
     lists_nothing(&nets.sun, 5);
     assert_kernel_has(&nets.moon, 0, 0);
 }
+
+/// The trap is for more than the peer has; what it does not have leads to another request.
+#[test]
+fn net2net_route_narrow() {
+    let nets = Nets::start(HASTY);
+    nets.sun.namespace.ip("addr add 10.2.1.1/32 dev lo");
+    let [moon, sun] = Nets::sides(
+        ["", ""],
+        [
+            &[(
+                "net-net",
+                "local_ts = 10.1.0.0/16\n remote_ts = 10.2.0.0/16\n start_action = trap",
+            )],
+            &[
+                ("one", "local_ts = 10.2.0.0/24\n remote_ts = 10.1.0.0/16"),
+                ("two", "local_ts = 10.2.1.0/24\n remote_ts = 10.1.0.0/16"),
+            ],
+        ],
+    );
+    nets.sun.configure(&sun.conf());
+    nets.sun.load();
+    nets.moon.configure(&moon.conf());
+    nets.moon.load();
+
+    for far in ["10.2.0.1", "10.2.1.1"] {
+        let pings = Pings::start(&nets.moon.namespace, "10.1.0.1", far, 20);
+        let report = pings.finish();
+        assert!(
+            report.received > 0,
+            "{far}: {}\n{:#?}\n{}",
+            report.text,
+            [xfrm(&nets.moon, "state"), xfrm(&nets.moon, "policy")],
+            nets.moon.log()
+        );
+        assert_pings(&nets.moon, "10.1.0.1", far);
+    }
+
+    lists(
+        &nets.moon,
+        &[
+            "gw-gw {",
+            "state=ESTABLISHED",
+            "remote-ts=[10.2.0.0/24]",
+            "remote-ts=[10.2.1.0/24]",
+        ],
+        5,
+    );
+    assert_eq!(nets.moon.sas().len(), 1, "{}", nets.moon.log());
+    assert_eq!(xfrm(&nets.moon, "state").len(), 4);
+}
