@@ -76,9 +76,8 @@ fn trouble(node: &Node) -> (String, Option<u64>) {
     (connection.text("text").to_owned(), next)
 }
 
-/// One side initiates and reauthenticates, by its own schedule. Returns how many pings were lost,
-/// and in how many reauthentications.
-fn reauthenticates(by: fn(&Pair) -> &Node) -> (u32, u32) {
+/// One side initiates and reauthenticates, by its own schedule; no ping is lost.
+fn reauthenticates(by: fn(&Pair) -> &Node) {
     let pair = Scenario {
         // charon may miss an answer that comes before it has filed its request, and has to ask
         // again before the time is up.
@@ -102,22 +101,23 @@ fn reauthenticates(by: fn(&Pair) -> &Node) -> (u32, u32) {
     }
     let report = pings.finish();
     assert!(seen.len() >= 3, "{seen:?}\n{}", pair.logs());
-    let lost = report.sent - report.received;
-    assert!(lost <= 3, "{}\n{}", report.text, pair.logs());
-    (lost, u32::try_from(seen.len()).unwrap_or(u32::MAX))
+    assert_eq!(
+        report.sent,
+        report.received,
+        "{}\n{}",
+        report.text,
+        pair.logs()
+    );
 }
 
 #[test]
 fn own_reauthentications_lose_nothing() {
-    assert_eq!(reauthenticates(|pair| &pair.left).0, 0);
+    reauthenticates(|pair| &pair.left);
 }
 
 #[test]
-fn the_peers_reauthentications_are_no_outage() {
-    // charon deletes the old SAs at once. What has just come over them waits for a thread of its
-    // own there, which may find them gone: a packet each time at most.
-    let (lost, times) = reauthenticates(|pair| &pair.right);
-    assert!(lost < times, "{lost} pings in {times} reauthentications");
+fn the_peers_reauthentications_lose_nothing() {
+    reauthenticates(|pair| &pair.right);
 }
 
 #[test]

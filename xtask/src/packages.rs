@@ -22,6 +22,8 @@ pub(crate) const STRONGSWAN: &[&str] = &[
     "libcharon-extra-plugins",
     "libstrongswan-extra-plugins",
     "libstrongswan-standard-plugins",
+    // Names of protocols and services.
+    "netbase",
     "strongswan-charon",
     "strongswan-pki",
     "strongswan-swanctl",
@@ -32,6 +34,8 @@ pub(crate) const CHARON: &[&str] = &[
     "libcharon-extra-plugins",
     "libstrongswan-extra-plugins",
     "libstrongswan-standard-plugins",
+    // Names of protocols and services.
+    "netbase",
     "strongswan-charon",
     "strongswan-swanctl",
 ];
