@@ -401,8 +401,19 @@ impl IkeSa {
     }
 
     fn refuse_auth(&mut self, env: &mut Env, now: Now, reason: FailureReason, text: String) {
-        let failed = notify(NotifyType::AuthenticationFailed);
-        self.send_response(env, now, &[failed]);
+        let kind = NotifyType::AuthenticationFailed;
+        self.refuse_auth_with(env, now, kind, reason, text);
+    }
+
+    fn refuse_auth_with(
+        &mut self,
+        env: &mut Env,
+        now: Now,
+        kind: NotifyType,
+        reason: FailureReason,
+        text: String,
+    ) {
+        self.send_response(env, now, &[notify(kind)]);
         if reason == FailureReason::PeerAuthFailed {
             env.event(Event::Alert {
                 kind: "peer-auth-failed",
@@ -467,6 +478,13 @@ impl IkeSa {
         }
         response.extend(auth_lifetime(&conn));
         let offer = ChildPayloads::of(&context.payloads);
+        if offer.sa.is_some() && conn.childless == Childless::Force {
+            let text =
+                "the peer wants a child along with the IKE_SA, which is not allowed".to_owned();
+            let kind = NotifyType::InvalidSyntax;
+            self.refuse_auth_with(env, now, kind, FailureReason::PeerMisbehaved, text);
+            return;
+        }
         if offer.sa.is_none() {
             if conn.childless == Childless::Never {
                 let text = "the peer wants no child, which is not allowed".to_owned();

@@ -359,6 +359,50 @@ fn an_ike_sa_may_be_initiated_without_children() {
     world.assert_in_sync(0);
 }
 
+#[test]
+fn a_first_child_may_come_after_the_ike_sa() {
+    use swanherd_config::model::Childless;
+    for childless in [Childless::Prefer, Childless::Force] {
+        let mut connections = pair();
+        for conn in [&mut connections.0, &mut connections.1] {
+            conn.childless = childless;
+            conn.children[0].proposals = vec![esp_proposal(&[KeyExchangeId::Ecp256])];
+        }
+        let world = established_with(World::new(18), connections);
+
+        // With an exchange of its own it has a key exchange of its own.
+        let children = world.host(BOB).children();
+        assert_eq!(children.len(), 1);
+        assert!(children[0].suite.unwrap().key_exchange.is_some());
+    }
+}
+
+#[test]
+fn who_insists_on_children_and_who_insists_on_none_leave_nothing_of_each_other() {
+    use swanherd_config::model::Childless;
+    for childless in [
+        [Childless::Force, Childless::Never],
+        [Childless::Never, Childless::Force],
+        [Childless::Allow, Childless::Force],
+    ] {
+        let mut connections = pair();
+        connections.0.childless = childless[0];
+        connections.1.childless = childless[1];
+        let mut world = World::new(19);
+        ready(&mut world, connections);
+
+        let command = world.initiate(ALICE, "net");
+
+        assert!(world.finish(ALICE, command).is_err(), "{childless:?}");
+        // What is half open at the responder ends with its time.
+        world.run_for(Duration::from_secs(60));
+        for host in [ALICE, BOB] {
+            assert!(world.host(host).ike_sas().is_empty(), "{childless:?}");
+            world.assert_nothing_leaked(host);
+        }
+    }
+}
+
 /// A certificate authority, and a certificate with its key for a name.
 struct Pki {
     authority: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,

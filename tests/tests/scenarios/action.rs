@@ -302,7 +302,8 @@ fn net2net_psk_fail() {
     assert_kernel_has(&nets.moon, 0, 0);
 }
 
-/// The trap is for more than the peer has; what it does not have leads to another request.
+/// The trap is for more than the peer has; what it does not have leads to another request. (charon
+/// 5.9 cannot do it: there, the narrower child has the trap's request id.)
 #[test]
 fn net2net_route_narrow() {
     let nets = Nets::start(HASTY);
@@ -326,7 +327,7 @@ fn net2net_route_narrow() {
     nets.moon.load();
 
     for far in ["10.2.0.1", "10.2.1.1"] {
-        let pings = Pings::start(&nets.moon.namespace, "10.1.0.1", far, 20);
+        let pings = Pings::start(&nets.moon.namespace, "10.1.0.1", far, 60);
         let report = pings.finish();
         assert!(
             report.received > 0,

@@ -10,11 +10,15 @@
 //! All of it needs a kernel with ESP: `cargo xtask test --only kernel`.
 
 mod action;
+mod children;
+mod critical;
 mod dead_peer;
 mod ipv6;
 mod life;
+mod marks;
 mod mobile;
 mod nat;
+mod pool;
 mod support;
 mod transport;
 mod unique;

@@ -13,8 +13,9 @@ use crate::support::{
     xfrm,
 };
 
-/// Alice's first uplink goes away; the second one leads through another host.
-fn moves(alice_is: Daemon, sun_is: Daemon) {
+/// Alice's first uplink goes away; the second one leads through another host. With `given`, her
+/// inner address is one that sun gives her.
+fn moves(alice_is: Daemon, sun_is: Daemon, given: bool) {
     let mut lab = Lab::new();
     let (wire, moon) = (lab.namespace("wire"), lab.namespace("moon"));
     let (alice, sun) = (lab.namespace("alice"), lab.namespace("sun"));
@@ -34,33 +35,46 @@ fn moves(alice_is: Daemon, sun_is: Daemon) {
         .expect_ok();
     alice.ip("route add 192.0.2.2 via 10.1.0.1 metric 100");
     sun.ip("route add 10.1.0.0/16 via 192.0.2.1");
-    alice.ip("addr add 10.3.0.1/32 dev lo");
+    if !given {
+        alice.ip("addr add 10.3.0.1/32 dev lo");
+    }
     sun.ip("addr add 10.2.0.1/32 dev lo");
     // The way by the wire comes first as long as there is one.
     alice.ip("route add 192.0.2.2 dev u0 metric 10");
     let mut alice = node(&lab, &alice, alice_is, HASTY);
     let mut sun = node(&lab, &sun, sun_is, HASTY);
     start(&mut [&mut alice, &mut sun]);
-    sun.configure(
-        &Side {
-            name: "mobike",
-            addresses: ["192.0.2.2", "%any"],
-            ids: [SUN, ALICE],
-            auth: "psk",
-            connection: "dpd_delay = 2s",
-            children: &[("alice", "local_ts = 10.2.0.0/16\n remote_ts = 10.3.0.1/32")],
-        }
-        .conf(),
-    );
-    sun.load();
+    let [inner, vips, pools] = if given {
+        ["dynamic", "vips = 0.0.0.0", "pools = rw_pool"]
+    } else {
+        ["10.3.0.1/32", "", ""]
+    };
+    let child = format!("local_ts = 10.2.0.0/16\n remote_ts = {inner}");
+    let of_sun = Side {
+        name: "mobike",
+        addresses: ["192.0.2.2", "%any"],
+        ids: [SUN, ALICE],
+        auth: "psk",
+        connection: &format!("dpd_delay = 2s\n {pools}"),
+        children: &[("alice", &child)],
+    };
+    if given {
+        let pool = "pools {\n rw_pool {\n addrs = 10.3.0.0/28\n }\n}\n";
+        sun.configure(&of_sun.with(pool));
+        let _ = sun.swanctl(&["--load-all"]).expect_ok();
+    } else {
+        sun.configure(&of_sun.conf());
+        sun.load();
+    }
+    let child = format!("local_ts = {inner}\n remote_ts = 10.2.0.0/16");
     alice.configure(
         &Side {
             name: "mobike",
             addresses: ["192.0.2.50, 10.1.0.10", "192.0.2.2"],
             ids: [ALICE, SUN],
             auth: "psk",
-            connection: "dpd_delay = 2s",
-            children: &[("alice", "local_ts = 10.3.0.1/32\n remote_ts = 10.2.0.0/16")],
+            connection: &format!("dpd_delay = 2s\n {vips}"),
+            children: &[("alice", &child)],
         }
         .conf(),
     );
@@ -108,12 +122,18 @@ fn assert_at(node: &Node, [own, other]: [&str; 2]) {
 
 #[test]
 fn mobike() {
-    moves(subject(), peer());
+    moves(subject(), peer(), false);
 }
 
 #[test]
 fn mobike_as_the_gateway() {
-    moves(peer(), subject());
+    moves(peer(), subject(), false);
+}
+
+/// Only charon has addresses to give.
+#[test]
+fn mobike_virtual_ip() {
+    moves(subject(), Daemon::Charon, true);
 }
 
 /// Carol calls moon, which has her go to alice once their SA is there.

@@ -9,19 +9,21 @@
 
 use swanherd_tests::{Daemon, Lab, Namespace, Pings, Pki, peer, subject};
 
-use crate::support::{ALICE, HASTY, SUN, Side, VENUS, assert_pings, lists, node, start, xfrm};
+use crate::support::{
+    ALICE, HASTY, SUN, Side, VENUS, assert_pings, iptables, lists, node, start, xfrm,
+};
 
 const BOB: &str = "bob.example.org";
 
 /// The two routers and what is behind them.
-struct Routers {
-    moon: Namespace,
-    sun: Namespace,
-    lab: Lab,
+pub(crate) struct Routers {
+    pub(crate) moon: Namespace,
+    pub(crate) sun: Namespace,
+    pub(crate) lab: Lab,
 }
 
 impl Routers {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut lab = Lab::new();
         let moon = lab.namespace("moon");
         let sun = lab.namespace("sun");
@@ -38,7 +40,7 @@ impl Routers {
     }
 
     /// A host behind a router, `.1.` or `.2.`.
-    fn host(&mut self, name: &str, address: &str) -> Namespace {
+    pub(crate) fn host(&mut self, name: &str, address: &str) -> Namespace {
         let host = self.lab.namespace(name);
         let (router, gateway) = if address.starts_with("10.1.") {
             (&self.moon, "10.1.0.1")
@@ -65,13 +67,12 @@ impl Routers {
     }
 }
 
-fn iptables(namespace: &Namespace, args: &str) {
-    let _ = namespace
-        .run("iptables-legacy", args.split_whitespace())
-        .expect_ok();
-}
-
-fn host<'a>(auth: &'a str, own: &'a str, children: &'a [(&'a str, &'a str)]) -> Side<'a> {
+/// A host that calls the gateway.
+pub(crate) fn host<'a>(
+    auth: &'a str,
+    own: &'a str,
+    children: &'a [(&'a str, &'a str)],
+) -> Side<'a> {
     Side {
         name: "nat-t",
         addresses: ["%any", "192.0.2.2"],
@@ -351,4 +352,73 @@ fn mobike_nat_mappings() {
 #[test]
 fn mobike_nat_mappings_as_the_host() {
     mapping_changes(peer(), subject());
+}
+
+/// Transport mode through a router that translates: to the gateway, the host is the router.
+fn transport(gateway_is: Daemon, alice_is: Daemon) {
+    let mut routers = Routers::new();
+    let alice = routers.host("alice", "10.1.0.10");
+    Routers::translate(&routers.moon, "1024-1100");
+    let lab = &routers.lab;
+    let mut sun = node(lab, &routers.sun, gateway_is, HASTY);
+    let mut alice = node(lab, &alice, alice_is, HASTY);
+    start(&mut [&mut sun, &mut alice]);
+    let child = [("nat-t", "mode = transport")];
+    sun.configure(
+        &Side {
+            children: &child,
+            ..gateway("psk")
+        }
+        .conf(),
+    );
+    sun.load();
+    alice.configure(&host("psk", ALICE, &child).conf());
+    alice.load();
+
+    alice.initiate("nat-t");
+
+    for (node, own, port, other, by, nat) in [
+        (&alice, "10.1.0.10", "4500", "192.0.2.2", "4500", "local"),
+        (&sun, "192.0.2.2", "4500", "192.0.2.1", "10", "remote"),
+    ] {
+        lists(
+            node,
+            &[
+                "nat-t {",
+                "state=ESTABLISHED",
+                &format!("local-host={own}"),
+                &format!("local-port={port}"),
+                &format!("remote-host={other}"),
+                &format!("remote-port={by}"),
+                &format!("nat-{nat}=yes"),
+                "child-sas {nat-t",
+                "state=INSTALLED",
+                "mode=TRANSPORT",
+                "encap=yes",
+                &format!("local-ts=[{own}/32]"),
+                &format!("remote-ts=[{other}/32]"),
+            ],
+            5,
+        );
+        let states = xfrm(node, "state");
+        assert_eq!(states.len(), 2, "{states:#?}");
+        assert!(
+            states
+                .iter()
+                .all(|state| state.contains("mode transport")
+                    && state.contains("encap type espinudp")),
+            "{states:#?}"
+        );
+        assert_pings(node, own, other);
+    }
+}
+
+#[test]
+fn host2host_transport_nat() {
+    transport(subject(), peer());
+}
+
+#[test]
+fn host2host_transport_nat_as_the_host() {
+    transport(peer(), subject());
 }

@@ -276,3 +276,10 @@ pub(crate) fn assert_kernel_has(node: &Node, states: usize, policies: usize) {
         node.log()
     );
 }
+
+/// Runs `iptables` in a namespace.
+pub(crate) fn iptables(namespace: &Namespace, args: &str) {
+    let _ = namespace
+        .run("iptables-legacy", args.split_whitespace())
+        .expect_ok();
+}
