@@ -179,10 +179,8 @@ impl Foreign {
         }
         match self.make {
             Make::Libreswan => self.wait_for_log("loading secrets from", 30),
-            // It answers this once it has digested its configuration.
-            Make::Openiked => {
-                self.wait_until("ready", 30, |peer| peer.ikectl(&["show", "sa"]).ok())
-            }
+            // The last that it does with its configuration.
+            Make::Openiked => self.wait_for_log("compilation done", 30),
         }
     }
 
@@ -366,7 +364,7 @@ const IKED: &str = "mount -t tmpfs etc \"$DIR\"/etc && cd \"$DIR\"/etc && mkdir 
     echo '_iked:x:64999:64999::/run/iked:/usr/sbin/nologin' >>up/passwd && \
     echo '_iked:x:64999:' >>up/group && \
     mount -t overlay etc /etc -o lowerdir=/etc,upperdir=\"$DIR\"/etc/up,workdir=\"$DIR\"/etc/work && \
-    ulimit -n 256 && exec \"$FOLDER\"/usr/sbin/iked -d -v -f \"$DIR\"/iked.conf -s \"$DIR\"/socket";
+    ulimit -n 256 && exec \"$FOLDER\"/usr/sbin/iked -d -vv -f \"$DIR\"/iked.conf -s \"$DIR\"/socket";
 
 fn write_secret(path: &Path, text: &str) {
     fs::write(path, text).expect("files of the peer can be written");

@@ -94,6 +94,15 @@ impl Pki {
         }
     }
 
+    /// A file of the authority's folder: `ca.crt`, `ca.key`, `HOST.crt` or `HOST.key`, as PEM.
+    ///
+    /// # Panics
+    /// When there is none of that name.
+    #[must_use]
+    pub fn pem(&self, file: &str) -> String {
+        fs::read_to_string(self.dir.join(file)).expect("a file of the authority")
+    }
+
     fn key(&self, name: &str) {
         let [kind, size] = self.kind;
         let mut args = vec!["--gen", "--type", kind, "--outform", "pem"];

@@ -30,6 +30,17 @@ pub enum Value {
 #[derive(Debug)]
 pub struct Vici(UnixStream);
 
+/// What a daemon sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// The type of the packet.
+    pub kind: u8,
+    /// The name, of those that have one.
+    pub name: String,
+    /// The message, of those that have one.
+    pub message: Message,
+}
+
 /// What a daemon has told since somebody listens.
 #[derive(Debug)]
 pub struct Events {
@@ -132,6 +143,19 @@ impl Message {
                 .map(|(k, v)| ((*k).into(), Value::Text((*v).into())))
                 .collect(),
         )
+    }
+
+    /// Reads keys with values, lists in brackets and sections in braces, with blanks between them,
+    /// as in `name=gw ids=[1 2] child {mode=\"a b\"}`. Texts with blanks or brackets are quoted.
+    ///
+    /// # Panics
+    /// When it is nothing of that.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let mut rest = text.trim();
+        let message = parse_section(&mut rest);
+        assert!(rest.trim().is_empty(), "behind the end: {rest}");
+        message
     }
 
     /// The value at a path of keys that are separated by dots.
@@ -297,15 +321,38 @@ impl Vici {
             .collect())
     }
 
+    /// Writes octets as they are.
+    ///
+    /// # Errors
+    /// When the daemon has hung up.
+    pub fn write(&mut self, octets: &[u8]) -> io::Result<()> {
+        self.0.write_all(octets)
+    }
+
+    /// Reads a packet of any type.
+    ///
+    /// # Errors
+    /// When the daemon hangs up, or sends nothing for a while.
+    pub fn packet(&mut self) -> io::Result<Packet> {
+        let packet = self.receive()?;
+        let mut rest = packet.get(1..).unwrap_or_default();
+        let kind = *packet
+            .first()
+            .ok_or_else(|| io::Error::other("an empty packet"))?;
+        let name = if kind == 7 {
+            short(&mut rest)?
+        } else {
+            String::new()
+        };
+        Ok(Packet {
+            kind,
+            name,
+            message: Message::decode(&mut rest)?,
+        })
+    }
+
     fn send(&mut self, kind: u8, what: &str, message: Option<&Message>) -> io::Result<()> {
-        let mut body = vec![kind];
-        name(&mut body, what);
-        if let Some(message) = message {
-            message.encode(&mut body);
-        }
-        let length = u32::try_from(body.len()).map_err(io::Error::other)?;
-        self.0
-            .write_all(&[&length.to_be_bytes()[..], &body].concat())
+        self.write(&frame(kind, what, message))
     }
 
     fn receive(&mut self) -> io::Result<Vec<u8>> {
@@ -345,6 +392,62 @@ impl Vici {
             }
         }
     }
+}
+
+/// A packet with a name, and a message if there is one, behind its length.
+///
+/// # Panics
+/// When it does not fit into a packet.
+#[must_use]
+pub fn frame(kind: u8, what: &str, message: Option<&Message>) -> Vec<u8> {
+    let mut body = vec![kind];
+    name(&mut body, what);
+    if let Some(message) = message {
+        message.encode(&mut body);
+    }
+    let length = u32::try_from(body.len()).expect("packets in tests are short");
+    [&length.to_be_bytes()[..], &body].concat()
+}
+
+/// The inner part of a section, from its brace on; without braces, up to the end.
+fn parse_section(rest: &mut &str) -> Message {
+    let braced = rest.starts_with('{');
+    *rest = rest.strip_prefix('{').unwrap_or(rest).trim_start();
+    let mut message = Message::default();
+    loop {
+        if rest.is_empty() || rest.starts_with('}') {
+            assert_eq!(braced, rest.starts_with('}'), "braces do not match: {rest}");
+            *rest = rest.strip_prefix('}').unwrap_or(rest).trim_start();
+            return message;
+        }
+        let end = rest.find(['=', ' ', '{']).expect("a key has a value");
+        let (key, tail) = rest.split_at(end);
+        *rest = tail.trim_start();
+        let value = if let Some(tail) = rest.strip_prefix("=[") {
+            *rest = tail.trim_start();
+            let mut items = Vec::new();
+            while !rest.starts_with(']') {
+                items.push(parse_text(rest));
+            }
+            *rest = rest[1..].trim_start();
+            Value::List(items)
+        } else if let Some(tail) = rest.strip_prefix('=') {
+            *rest = tail;
+            Value::Text(parse_text(rest))
+        } else {
+            Value::Section(parse_section(rest))
+        };
+        message.0.push((key.to_owned(), value));
+    }
+}
+
+fn parse_text(rest: &mut &str) -> String {
+    let (text, tail) = match rest.strip_prefix('"') {
+        Some(quoted) => quoted.split_once('"').expect("quotes are closed"),
+        None => rest.split_at(rest.find([' ', '}', ']']).unwrap_or(rest.len())),
+    };
+    *rest = tail.trim_start();
+    text.to_owned()
 }
 
 fn name(out: &mut Vec<u8>, name: &str) {

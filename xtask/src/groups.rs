@@ -739,6 +739,7 @@ const NETNS_TESTS: &[&str] = &[
     "transport",
     "at_once",
     "clients",
+    "differential",
     "faults",
     "flood",
     "recording",

@@ -8,8 +8,8 @@ use std::process::Command;
 use clap::{Parser, ValueEnum};
 
 use crate::kernels::Kernel;
-use crate::packages;
 use crate::shell::{Error, cache, is_root, workspace};
+use crate::{packages, shell};
 
 /// The variable that names the module netdevsim.
 pub(crate) const NETDEVSIM: &str = "SWANHERD_NETDEVSIM";
@@ -58,11 +58,8 @@ pub(crate) fn lab(args: &Args) -> Result<u8, Error> {
     if args.netdevsim {
         guest.env(NETDEVSIM, args.kernel.netdevsim()?);
     }
-    let status = guest.args(&args.command).status()?;
-    Ok(status
-        .code()
-        .and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(125))
+    guest.args(&args.command);
+    Ok(u8::try_from(shell::run(guest)?).unwrap_or(125))
 }
 
 /// The beginning of a command line that runs the rest of it under User-mode Linux.

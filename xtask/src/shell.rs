@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -128,16 +128,7 @@ pub(crate) fn stream(
         if !(late || stopping()) {
             continue;
         }
-        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let signal = match asked {
-            None => Some(Signal::TERM),
-            Some(since) if since.elapsed() > Duration::from_secs(5) => Some(Signal::KILL),
-            Some(_) => None,
-        };
-        if let (Some(group), Some(signal)) = (group, signal) {
-            asked.get_or_insert_with(Instant::now);
-            let _ = kill_process_group(group, signal);
-        }
+        end_group(&child, &mut asked);
     };
     // What is still in the pipes; something that outlives the command may hold them open.
     while let Ok(text) = lines.recv_timeout(Duration::from_millis(200)) {
@@ -152,6 +143,36 @@ pub(crate) fn stream(
         late,
         took: begun.elapsed(),
     })
+}
+
+/// Asks the process group of a child to end, and ends it five seconds later.
+fn end_group(child: &Child, asked: &mut Option<Instant>) {
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let signal = match asked {
+        None => Some(Signal::TERM),
+        Some(since) if since.elapsed() > Duration::from_secs(5) => Some(Signal::KILL),
+        Some(_) => None,
+    };
+    if let (Some(group), Some(signal)) = (group, signal) {
+        asked.get_or_insert_with(Instant::now);
+        let _ = kill_process_group(group, signal);
+    }
+}
+
+/// Runs a command whose output is the user's, and takes all that it has started down with us; its
+/// exit status, -1 after a signal.
+pub(crate) fn run(mut command: Command) -> Result<i32, Error> {
+    let mut child = command.stdin(Stdio::null()).process_group(0).spawn()?;
+    let mut asked = None;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.code().unwrap_or(-1));
+        }
+        if stopping() {
+            end_group(&child, &mut asked);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// Runs a command that must succeed; nothing but its failure is shown.

@@ -7,11 +7,12 @@ use swanherd_ipsec::Identity;
 use swanherd_ipsec::identity::IdType;
 use swanherd_vici::Message;
 
-use super::args::text;
+use super::args::{failure, text};
 use super::session::Emitter;
 use crate::control::{CertInfo, Control};
 
-/// `list-certs`. A type or flag that does not exist lists nothing.
+/// `list-certs`. A type that does not exist lists nothing, and so does a flag beside type `X509`;
+/// beside `ANY` flags do not matter.
 pub(super) async fn list(control: Control, args: &Message, emitter: Emitter) -> Message {
     let kind = text(args, "type").unwrap_or("ANY").to_ascii_uppercase();
     let flag = text(args, "flag").unwrap_or("ANY").to_ascii_uppercase();
@@ -35,7 +36,8 @@ pub(super) async fn list(control: Control, args: &Message, emitter: Emitter) -> 
 
 fn is_listed(cert: &CertInfo, kind: &str, flag: &str, subject: Option<&IdentityPattern>) -> bool {
     let (kind, flag) = match kind {
-        "ANY" | "X509" => (true, flag),
+        "ANY" => (true, "ANY"),
+        "X509" => (true, flag),
         "X509CA" => (true, "CA"),
         _ => (false, flag),
     };
@@ -53,6 +55,27 @@ fn is_listed(cert: &CertInfo, kind: &str, flag: &str, subject: Option<&IdentityP
         name.is_some_and(|name| pattern.matches(&name).is_some())
     });
     kind && flagged && named
+}
+
+/// Whether `flush-certs` names a type of certificates, if it names one.
+///
+/// # Errors
+/// What to answer otherwise.
+pub(super) fn flushed(args: &Message) -> Result<(), Message> {
+    const TYPES: [&str; 6] = [
+        "ANY",
+        "X509",
+        "X509_AC",
+        "X509_CRL",
+        "OCSP_RESPONSE",
+        "PUBKEY",
+    ];
+    match text(args, "type") {
+        Some(kind) if !TYPES.iter().any(|known| known.eq_ignore_ascii_case(kind)) => {
+            Err(failure(format!("invalid certificate type '{kind}'")))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -81,6 +104,7 @@ mod tests {
 
         for (kind, flag, subject, expected) in [
             ("ANY", "ANY", None, (true, true)),
+            ("ANY", "NONE", None, (true, true)),
             ("X509", "CA", None, (true, false)),
             ("X509", "NONE", None, (false, true)),
             ("X509CA", "ANY", None, (true, false)),

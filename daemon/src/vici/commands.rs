@@ -89,7 +89,12 @@ pub(super) fn start(
         "clear-creds" => {
             Box::pin(async move { done(control.ask(Request::ClearCredentials).await) })
         }
-        "flush-certs" => Box::pin(async move { done(control.ask(Request::FlushCerts).await) }),
+        "flush-certs" => Box::pin(async move {
+            match certs::flushed(&args) {
+                Ok(()) => done(control.ask(Request::FlushCerts).await),
+                Err(refusal) => refusal,
+            }
+        }),
         _ => return None,
     })
 }

@@ -5,6 +5,7 @@ use swanherd_config::decode::{Origin, decode_connection};
 use swanherd_config::diagnostic::Diagnostic;
 use swanherd_config::secret::decode_shared;
 use swanherd_config::tree::{Item as TreeItem, Tree, Value};
+use swanherd_ike::credentials::PrivateKey;
 use swanherd_ipsec::Secret;
 use swanherd_vici::{Item, Message};
 
@@ -114,6 +115,13 @@ pub(super) async fn load_key(control: &Control, args: &Message) -> Message {
         return failure("key data missing");
     };
     let key = Secret::copy_of(data);
+    if let Ok(parsed) = PrivateKey::parse(key.expose()) {
+        let found = parsed.public().type_name();
+        if printed != "ANY" && printed != found {
+            return failure(format!("parsing {printed} private key failed"))
+                .with("reason", format!("it is a key of type {found}"));
+        }
+    }
     match control.ask(|reply| Request::LoadKey(key, reply)).await {
         Ok(Ok(id)) => success().with("id", id),
         Ok(Err(reason)) => {
