@@ -11,15 +11,15 @@ use std::time::Instant;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use swanherd_config::model::{Connection, SharedSecret};
-use swanherd_ike::api::{
-    ChildSaId, Command, Counter, Event, IkeSaId, IkeSaInfo, LogLine, Selector,
-};
+use swanherd_ike::api::{ChildSaId, Command, Counter, IkeSaId, IkeSaInfo, LogLine, Selector};
 use swanherd_ipsec::plane::{PolicySet, SaCounters, SaId};
 use swanherd_kernel::EventCounts;
 use swanherd_kernel::audit::ListedPolicy;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::audits;
+use crate::hub::{Hub, Kinds, Subscription};
+use crate::vici::Clients;
 
 /// What the engine publishes after each batch of changes.
 #[derive(Clone, Debug)]
@@ -127,6 +127,8 @@ pub(crate) struct CommandReply {
     pub(crate) matches: u32,
     /// SAs that were taken down.
     pub(crate) terminated: u32,
+    /// Log lines that the one who waits did not take in time.
+    pub(crate) lost_lines: u32,
 }
 
 /// A request to the engine.
@@ -192,21 +194,23 @@ pub(crate) enum Request {
 pub(crate) struct Control {
     pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
     pub(crate) requests: mpsc::Sender<Request>,
-    pub(crate) events: broadcast::Sender<Arc<Event>>,
+    pub(crate) events: Hub,
+    /// Rings when somebody no longer waits for a command.
+    pub(crate) abandoned: Arc<Notify>,
+    /// Who is connected to the VICI server, in numbers.
+    pub(crate) clients: Arc<Clients>,
     definitions: Arc<ArcSwapOption<Definitions>>,
 }
 
 impl Control {
-    /// A handle to the engine that publishes `snapshot`, takes `requests` and raises `events`.
-    pub(crate) fn new(
-        snapshot: Snapshot,
-        requests: mpsc::Sender<Request>,
-        events: broadcast::Sender<Arc<Event>>,
-    ) -> Self {
+    /// A handle to the engine that publishes `snapshot` and takes `requests`.
+    pub(crate) fn new(snapshot: Snapshot, requests: mpsc::Sender<Request>) -> Self {
         Self {
             snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
             requests,
-            events,
+            events: Hub::default(),
+            abandoned: Arc::default(),
+            clients: Arc::default(),
             definitions: Arc::default(),
         }
     }
@@ -226,9 +230,36 @@ impl Control {
         self.snapshot.load_full()
     }
 
-    /// All events from now on. A reader that falls behind loses the oldest and is told so.
-    pub(crate) fn events(&self) -> broadcast::Receiver<Arc<Event>> {
-        self.events.subscribe()
+    /// All events of these kinds from now on.
+    pub(crate) fn events(&self, kinds: Kinds) -> Subscription {
+        self.events.subscribe(kinds)
+    }
+
+    /// Gives a command to the engine. Log lines of the IKE SAs concerned go to `log`.
+    ///
+    /// # Errors
+    /// If the daemon is shutting down.
+    pub(crate) async fn command(
+        &self,
+        command: Command,
+        log: Option<mpsc::Sender<LogLine>>,
+    ) -> Result<Pending, ShuttingDown> {
+        let (reply, answer) = oneshot::channel();
+        let request = Request::Command {
+            command,
+            log,
+            reply,
+        };
+        // Made first: a command that is queued and then given up is withdrawn as well.
+        let pending = Pending {
+            answer,
+            abandoned: Arc::clone(&self.abandoned),
+        };
+        self.requests
+            .send(request)
+            .await
+            .map_err(|_| ShuttingDown)?;
+        Ok(pending)
     }
 
     /// Sends a request built around an answer channel and waits for the answer.
@@ -245,6 +276,30 @@ impl Control {
             .await
             .map_err(|_| ShuttingDown)?;
         answer.await.map_err(|_| ShuttingDown)
+    }
+}
+
+/// The answer to a command. The engine learns at once when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    answer: oneshot::Receiver<CommandReply>,
+    abandoned: Arc<Notify>,
+}
+
+impl Pending {
+    /// The answer. Cancelling this future loses nothing.
+    ///
+    /// # Errors
+    /// If the daemon is shutting down.
+    pub(crate) async fn answer(&mut self) -> Result<CommandReply, ShuttingDown> {
+        (&mut self.answer).await.map_err(|_| ShuttingDown)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.answer.close();
+        self.abandoned.notify_one();
     }
 }
 

@@ -18,6 +18,10 @@ pub(crate) struct CredentialStore {
 impl CredentialStore {
     /// Adds or replaces a shared secret.
     pub(crate) fn load_shared(&mut self, secret: SharedSecret) {
+        // With an id it replaces the one before. Without, it is still not another one.
+        if secret.id.is_none() && self.loaded.shared().contains(&secret) {
+            return;
+        }
         self.loaded.add_shared(secret);
     }
 
@@ -119,4 +123,27 @@ fn sources(round: &mut AuthRound) -> impl Iterator<Item = &mut CertSource> {
 
 fn hex(octets: &[u8]) -> String {
     octets.iter().map(|octet| format!("{octet:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use swanherd_config::model::SharedKind;
+
+    use super::*;
+
+    #[test]
+    fn the_same_secret_without_an_id_is_kept_once() {
+        let secret = |text: &[u8]| SharedSecret {
+            id: None,
+            kind: SharedKind::Ike,
+            secret: Secret::copy_of(text),
+            owners: Vec::new(),
+        };
+        let mut store = CredentialStore::default();
+        for text in [b"one", b"two", b"one", b"two"] {
+            store.load_shared(secret(text));
+        }
+        assert_eq!(store.loaded.shared().len(), 2);
+        assert_eq!(store.names().shared, [""; 0]);
+    }
 }

@@ -5,7 +5,7 @@
 //!   UDP 500/4500 ──datagrams──▶┐                      ┌──▶ UDP (best effort)
 //!   plane task ──answers──────▶│                      ├──▶ plane task, in order
 //!   plane ──events────────────▶│  Engine { Endpoint } ├──▶ workers (crypto), resolver, routes
-//!   workers ──results─────────▶│                      ├──▶ snapshot (ArcSwap), events (broadcast)
+//!   workers ──results─────────▶│                      ├──▶ snapshot (ArcSwap), events (hub)
 //!   VICI, CLI, loader ─requests▶┘                     └──▶ answers of requests
 //! ```
 //!
@@ -27,7 +27,7 @@ use swanherd_ike::record::Recorded;
 use swanherd_ipsec::plane::{Op, PlaneError, PlaneEvent, PolicySet, SaCounters, SaId};
 use swanherd_kernel::DataPlane;
 use swanherd_kernel::audit::Audit;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::audits::Audits;
@@ -49,8 +49,6 @@ use lookups::Lookups;
 pub(crate) const DATAGRAM_QUEUE: usize = 8192;
 /// Requests of VICI clients and the loader that may wait; clients beyond it wait in turn.
 pub(crate) const REQUEST_QUEUE: usize = 256;
-/// Events that a slow subscriber may lag behind.
-const EVENT_QUEUE: usize = 4096;
 /// How far what is published may lag where nobody was told of a change or waits for it. Counters go
 /// up with every datagram, and half-open SAs come with every handshake; publishing each step of
 /// a flood would cost more than IKE itself.
@@ -157,7 +155,6 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         let now = now();
         let (request_sender, requests) = mpsc::channel(REQUEST_QUEUE);
         let (answers_in, answers) = mpsc::unbounded_channel();
-        let (events, _) = broadcast::channel(EVENT_QUEUE);
         let applied = answers_in.clone();
         let (plane_ops, plane_task) = plane_task::spawn(Arc::clone(&parts.plane), move |one| {
             // The engine is gone only when the daemon ends.
@@ -180,7 +177,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             audits: Arc::default(),
             plane_events: parts.plane.event_counts(),
         };
-        let control = Control::new(snapshot, request_sender, events);
+        let control = Control::new(snapshot, request_sender);
         let engine = Self {
             endpoint: parts.endpoint,
             plane: parts.plane,
@@ -239,6 +236,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             due
         });
         let mut deadline: Option<Instant> = None;
+        let abandoned = Arc::clone(&self.control.abandoned);
         self.list_addresses();
         loop {
             self.drain();
@@ -253,7 +251,6 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             // never empty, as in a flood.
             if Instant::now() >= timeout {
                 self.endpoint.handle(now(), Input::Timeout);
-                self.drop_abandoned();
                 self.drain();
                 timeout = self.next_timeout(deadline);
             }
@@ -264,6 +261,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                     deadline = Some(Instant::now() + SHUTDOWN_GRACE);
                     self.endpoint.handle(now(), Input::Shutdown);
                 }
+                () = abandoned.notified() => self.drop_abandoned(),
                 _ = counters.tick() => {
                     self.start_counters();
                     self.give_memory_back();
@@ -301,11 +299,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
         self.plane.shutdown().await;
     }
 
-    /// When to wake up without input. A waiting client may hang up at any time, so look after a
-    /// second while there is one.
+    /// When to wake up without input.
     fn next_timeout(&self, deadline: Option<Instant>) -> Instant {
-        let idle = if self.waiting.is_empty() { 3600 } else { 1 };
-        let idle = Instant::now() + Duration::from_secs(idle);
+        let idle = Instant::now() + Duration::from_secs(3600);
         let publication = self.is_behind().then(|| self.published + PUBLISH_DELAY);
         [self.endpoint.poll_timeout(), deadline, publication]
             .into_iter()
@@ -675,7 +671,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     fn tell(&mut self, event: Event) {
         if let Event::Log(line) = &event {
             crate::logging::write(line);
-            for waiting in &self.waiting {
+            for waiting in &mut self.waiting {
                 let concerns = match &line.ike_sa {
                     Some((name, id)) => {
                         waiting.ike_sas.contains(id) || waiting.connection.as_ref() == Some(name)
@@ -684,7 +680,9 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 };
                 if let (true, Some(log)) = (concerns, &waiting.log) {
                     // A client that does not read its log loses lines, never holds up IKE.
-                    let _ = log.try_send(line.clone());
+                    if log.try_send(line.clone()).is_err() {
+                        waiting.lost_lines = waiting.lost_lines.saturating_add(1);
+                    }
                 }
             }
         }
@@ -692,8 +690,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             self.told += 1;
             crate::logging::write_event(self.told, name, &event);
         }
-        // Nobody listening is fine.
-        let _ = self.control.events.send(Arc::new(event));
+        self.control.events.send(event);
     }
 }
 

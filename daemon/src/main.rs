@@ -14,6 +14,7 @@ mod engine;
 #[cfg(test)]
 mod fake_plane;
 mod fitting;
+mod hub;
 mod inspect;
 mod installed;
 mod loader;

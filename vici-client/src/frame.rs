@@ -32,6 +32,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
+    /// What it reads from, for example to read on where a frame cannot be had.
+    pub fn get_mut(&mut self) -> &mut R {
+        &mut self.inner
+    }
+
     /// The next packet's octets, or `None` at the end of the stream. Cancelling this future loses
     /// nothing.
     ///

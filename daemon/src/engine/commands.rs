@@ -21,6 +21,8 @@ pub(super) struct Waiting {
     pub(super) open: BTreeSet<CommandId>,
     pub(super) done: u32,
     pub(super) failure: Option<String>,
+    /// Log lines that did not fit into `log`.
+    pub(super) lost_lines: u32,
 }
 
 impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
@@ -114,11 +116,14 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             open: (first..self.next_command).collect(),
             done: 0,
             failure: None,
+            lost_lines: 0,
         });
         for (id, command) in (first..).zip(commands) {
             self.endpoint.handle(now(), Input::Command(id, command));
         }
         self.finish_commands();
+        // Those who gave up while the command was on its way have rung already.
+        self.drop_abandoned();
     }
 
     fn connection_of(&self, child: Option<&str>) -> Option<String> {
@@ -140,6 +145,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 result: waiting.failure.map_or(Ok(()), Err),
                 matches: waiting.matches,
                 terminated: waiting.done,
+                lost_lines: waiting.lost_lines,
             });
         }
     }

@@ -9,8 +9,11 @@ use swanherd_kernel::audit::{Audit, Difference, Finding, Object, Remedy};
 use swanherd_kernel::audit::{ListedPolicy, Owner, Verdict};
 use tokio::sync::oneshot;
 
+use swanherd_ike::api::Command;
+
 use super::*;
 use crate::fake_plane::FakePlane;
+use crate::hub::Kinds;
 
 struct Silent;
 
@@ -32,22 +35,8 @@ struct Fixture {
 impl Fixture {
     fn start(plane: FakePlane, reconcile_interval: Duration) -> Self {
         let plane = Arc::new(plane);
-        let (events, plane_events) = mpsc::channel(1);
-        let (datagram_sender, datagrams) = mpsc::channel(1);
-        let (engine, control) = Engine::new(Parts {
-            endpoint: Recorded::new(Endpoint::new(
-                Settings::default(),
-                Provider::ring(),
-                [7; 32],
-            )),
-            plane: Arc::clone(&plane),
-            plane_events,
-            sender: Silent,
-            datagrams,
-            counters_interval: Duration::from_secs(1),
-            reconcile_interval,
-            reload_settings: Box::new(|| Ok(Settings::default())),
-        });
+        let (engine, control, (events, datagram_sender)) =
+            engine(Arc::clone(&plane), reconcile_interval);
         let (stop, stopped) = oneshot::channel();
         let engine = tokio::spawn(engine.run(async {
             let _ = stopped.await;
@@ -66,6 +55,32 @@ impl Fixture {
         self.stop.send(()).unwrap();
         self.engine.await.unwrap();
     }
+}
+
+type Sources = (mpsc::Sender<PlaneEvent>, mpsc::Sender<Datagram>);
+
+/// An engine that does not run yet.
+fn engine(
+    plane: Arc<FakePlane>,
+    reconcile_interval: Duration,
+) -> (Engine<FakePlane, Silent>, Control, Sources) {
+    let (events, plane_events) = mpsc::channel(1);
+    let (datagram_sender, datagrams) = mpsc::channel(1);
+    let (engine, control) = Engine::new(Parts {
+        endpoint: Recorded::new(Endpoint::new(
+            Settings::default(),
+            Provider::ring(),
+            [7; 32],
+        )),
+        plane,
+        plane_events,
+        sender: Silent,
+        datagrams,
+        counters_interval: Duration::from_secs(1),
+        reconcile_interval,
+        reload_settings: Box::new(|| Ok(Settings::default())),
+    });
+    (engine, control, (events, datagram_sender))
 }
 
 /// What `look` finds, once it does.
@@ -119,7 +134,7 @@ async fn the_data_plane_is_audited_at_start_and_in_intervals() {
     let plane = FakePlane::default();
     plane.find(left_behind());
     let fixture = Fixture::start(plane, Duration::from_millis(20));
-    let mut events = fixture.control.events();
+    let events = fixture.control.events(Kinds::ALL);
 
     let audits = until(|| {
         let audits = fixture.control.snapshot().audits.clone();
@@ -134,7 +149,7 @@ async fn the_data_plane_is_audited_at_start_and_in_intervals() {
     );
     assert!(fixture.plane.audits().iter().all(|dry_run| !dry_run));
     let mut lines = Vec::new();
-    while let Ok(event) = events.try_recv() {
+    while let Some(event) = events.try_next() {
         if let Event::Log(line) = &*event {
             lines.push(line.message.clone());
         }
@@ -275,4 +290,61 @@ async fn what_became_of_the_file_of_definitions_is_published() {
     assert_eq!((mended.loaded, mended.refused.len()), (1, 0));
     assert_eq!(mended.error, None);
     fixture.stop().await;
+}
+
+/// A connection to a peer that never answers.
+fn silent_peer() -> Connection {
+    use swanherd_config::tree::{Tree, Value};
+    let mut auth = Tree::new();
+    auth.push_value("auth", "psk").push_value("id", "gw");
+    let mut net = Tree::new();
+    net.push_list("remote_ts", [Value::new("10.2.0.0/24")]);
+    let mut children = Tree::new();
+    children.push_section("net", net);
+    let mut definition = Tree::new();
+    definition
+        .push_list("local_addrs", [Value::new("192.0.2.1")])
+        .push_list("remote_addrs", [Value::new("192.0.2.2")])
+        .push_section("local", auth.clone())
+        .push_section("remote", auth)
+        .push_section("children", children);
+    let names = swanherd_config::names::Names::builtin();
+    let origin = swanherd_config::decode::Origin::Message;
+    swanherd_config::decode::decode_connection("gw", &definition, origin, &names)
+        .unwrap()
+        .value
+}
+
+#[tokio::test]
+async fn a_command_that_nobody_waits_for_any_more_is_forgotten_at_once() {
+    let plane = Arc::new(FakePlane::default());
+    let (mut engine, control, _sources) = engine(plane, Duration::ZERO);
+    engine.load_connection(silent_peer()).unwrap();
+    let initiate = || Command::Initiate {
+        connection: Some("gw".into()),
+        child: Some("net".into()),
+        respect_limits: false,
+    };
+
+    // Given up on its way to the engine.
+    drop(control.command(initiate(), None).await.unwrap());
+    let request = engine.requests.recv().await.unwrap();
+    engine.handle_request(request);
+    assert!(engine.waiting.is_empty());
+
+    // Given up while it waits for the peer: the engine is woken rather than left to look.
+    let pending = control.command(initiate(), None).await.unwrap();
+    let request = engine.requests.recv().await.unwrap();
+    engine.handle_request(request);
+    engine.drain();
+    assert_eq!(engine.waiting.len(), 1);
+    let mut rings = std::pin::pin!(control.abandoned.notified());
+    // That of the first one is still due.
+    rings.as_mut().await;
+    drop(pending);
+    tokio::time::timeout(Duration::from_secs(1), control.abandoned.notified())
+        .await
+        .unwrap();
+    engine.drop_abandoned();
+    assert!(engine.waiting.is_empty());
 }

@@ -15,6 +15,7 @@ use super::exposition::{Exposition, Family, Format, Kind};
 use crate::audits::Kind as Finding;
 use crate::control::{Definitions, Snapshot, Totals};
 use crate::shell::DROPPED;
+use crate::vici::{Clients, Dropped};
 
 const STATES: [(IkeState, &str); 7] = [
     (IkeState::Created, "created"),
@@ -77,6 +78,7 @@ const EXCHANGES: [(Exchange, &str); 4] = [
 pub(super) fn collect(
     snapshot: &Snapshot,
     definitions: Option<&Definitions>,
+    clients: &Clients,
     format: Format,
 ) -> String {
     let mut out = Exposition::new(format);
@@ -85,6 +87,7 @@ pub(super) fn collect(
     if let Some(definitions) = definitions {
         of_definitions(&mut out, definitions);
     }
+    of_clients(&mut out, clients);
     children(&mut out, snapshot, clock);
     ike_sas(&mut out, snapshot, clock);
     global_counters(&mut out, snapshot);
@@ -187,6 +190,32 @@ fn of_definitions(out: &mut Exposition, definitions: &Definitions) {
         "When the file of definitions was read last, in seconds since the epoch.",
     )
     .sample(&[], definitions.at);
+}
+
+fn of_clients(out: &mut Exposition, clients: &Clients) {
+    out.family(
+        "swanherd_vici_clients",
+        Kind::Gauge,
+        None,
+        "VICI clients that are connected.",
+    )
+    .sample(&[], clients.connected());
+    out.family(
+        "swanherd_vici_clients_served",
+        Kind::Counter,
+        None,
+        "VICI clients that have connected so far.",
+    )
+    .sample(&[], clients.served());
+    let mut dropped = out.family(
+        "swanherd_vici_clients_dropped",
+        Kind::Counter,
+        None,
+        "VICI clients whose connection the daemon ended, by reason.",
+    );
+    for (reason, name) in Dropped::ALL {
+        dropped.sample(&[("reason", name)], clients.dropped(reason));
+    }
 }
 
 /// (connection, child) with the SAs of it that carry traffic.

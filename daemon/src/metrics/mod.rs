@@ -246,6 +246,7 @@ fn respond(request: &Request<Incoming>, control: &Control) -> Response<Full<Byte
             let body = collect::collect(
                 &control.snapshot(),
                 control.definitions().as_deref(),
+                &control.clients,
                 format,
             );
             answer(StatusCode::OK, format.content_type(), body)

@@ -11,22 +11,23 @@ use swanherd_config::tree::Tree;
 use swanherd_ike::api::{Counter, Exchange, FailureReason};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use super::collect::collect;
 use super::exposition::Format;
 use super::{Options, Server, Tls};
 use crate::audits::{Last, Summary};
 use crate::control::{Control, Definitions, Request, Snapshot, Totals};
+use crate::vici::Clients;
 
 /// What a scraper gets.
 pub(crate) fn text(snapshot: &Snapshot) -> String {
-    collect(snapshot, None, Format::OpenMetrics)
+    collect(snapshot, None, &Clients::default(), Format::OpenMetrics)
 }
 
 #[test]
 fn every_configured_child_is_there_even_if_it_is_down() {
-    let text = collect(&snapshot(), None, Format::OpenMetrics);
+    let text = collect(&snapshot(), None, &Clients::default(), Format::OpenMetrics);
 
     for line in [
         "swanherd_child_up{connection=\"gw\",child=\"net\"} 0",
@@ -63,7 +64,12 @@ fn definitions_that_were_refused_are_counted() {
         ..Definitions::default()
     };
     let has = |definitions: &Definitions, line: &str| {
-        let text = collect(&snapshot(), Some(definitions), Format::OpenMetrics);
+        let text = collect(
+            &snapshot(),
+            Some(definitions),
+            &Clients::default(),
+            Format::OpenMetrics,
+        );
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     };
     has(&definitions, "swanherd_definitions{state=\"loaded\"} 2");
@@ -83,7 +89,7 @@ fn definitions_that_were_refused_are_counted() {
 #[test]
 fn every_sample_belongs_to_the_family_above_it() {
     for format in [Format::OpenMetrics, Format::Text] {
-        let text = collect(&snapshot(), None, format);
+        let text = collect(&snapshot(), None, &Clients::default(), format);
         let mut family = String::new();
         let mut families = BTreeSet::new();
         let mut samples = BTreeSet::new();
@@ -109,7 +115,7 @@ fn every_sample_belongs_to_the_family_above_it() {
 #[test]
 fn audits_and_events_of_the_data_plane_are_counted() {
     let mut snapshot = snapshot();
-    let nothing_yet = collect(&snapshot, None, Format::OpenMetrics);
+    let nothing_yet = collect(&snapshot, None, &Clients::default(), Format::OpenMetrics);
     snapshot.audits = Arc::new(Summary {
         last: Some(Last {
             at: 1_700_000_001,
@@ -131,7 +137,7 @@ fn audits_and_events_of_the_data_plane_are_counted() {
     snapshot.plane_events.foreign_changes = 9;
     snapshot.data_plane = "tun";
     snapshot.plane_events.drops.no_sa = 10;
-    let text = collect(&snapshot, None, Format::OpenMetrics);
+    let text = collect(&snapshot, None, &Clients::default(), Format::OpenMetrics);
 
     for line in [
         "swanherd_reconcile_findings_total{object=\"policy\",difference=\"unwanted\",remedy=\"failed\"} 3",
@@ -275,7 +281,7 @@ impl Fixture {
 
     async fn with(tls: Option<Tls>) -> Self {
         let (sender, requests) = mpsc::channel(1);
-        let control = Control::new(snapshot(), sender, broadcast::channel(1).0);
+        let control = Control::new(snapshot(), sender);
         let options = Options {
             listen: "127.0.0.1:0".parse().unwrap(),
             tls,

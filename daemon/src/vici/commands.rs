@@ -12,7 +12,7 @@ use super::args::{failure, id, outcome, success, text};
 use super::names::{NAMES, printable};
 use super::render::{Moment, ike_name, ike_sa_with_children};
 use super::session::{Emitter, Reply, unix_now};
-use super::{certs, control as sas, installed, load, stats};
+use super::{absent, catalogue, certs, control as sas, installed, load, stats};
 use crate::control::{Control, Request};
 
 /// How long `list-sas` waits for fresh counters; older ones are good enough after that.
@@ -42,7 +42,7 @@ pub(super) fn start(
         "initiate" => Box::pin(async move { sas::initiate(control, &args, emitter).await }),
         "terminate" => Box::pin(async move { sas::terminate(control, &args, emitter).await }),
         "rekey" => Box::pin(async move { sas::rekey(control, &args, emitter).await }),
-        "redirect" => ready(sas::redirect(&control, &args)),
+        "redirect" => ready(absent::redirect(&control, &args)),
         "install" => Box::pin(async move { sas::install(control, &args, emitter).await }),
         "uninstall" => Box::pin(async move { sas::uninstall(control, &args, emitter).await }),
 
@@ -53,6 +53,7 @@ pub(super) fn start(
         "list-installed-policies" => {
             Box::pin(async move { installed::list_installed(&control, &emitter).await })
         }
+        "list-commands" => ready(catalogue::list()),
         "list-last-errors" => Box::pin(async move { list_last_errors(&control, &emitter).await }),
         "list-refused-definitions" => {
             Box::pin(async move { list_refused_definitions(&control, &emitter).await })
@@ -81,9 +82,9 @@ pub(super) fn start(
         "load-key" => Box::pin(async move { load::load_key(&control, &args).await }),
         "unload-key" => Box::pin(async move { load::unload_key(&control, &args).await }),
         "load-cert" => Box::pin(async move { load::load_cert(&control, &args).await }),
-        "load-token" => ready(load::load_token(&args)),
-        "load-pool" => ready(load::load_pool(&args)),
-        "unload-pool" => ready(load::unload_pool(&args)),
+        "load-token" => ready(absent::load_token(&args)),
+        "load-pool" => ready(absent::load_pool(&args)),
+        "unload-pool" => ready(absent::unload_pool(&args)),
         "load-authority" => ready(load::load_authority(&args)),
         "unload-authority" => ready(load::unload_authority(&args)),
         "clear-creds" => {

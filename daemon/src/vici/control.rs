@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Commands that change SAs: `initiate`, `terminate`, `rekey`, `install`, `uninstall`, `redirect`.
+//! Commands that change SAs: `initiate`, `terminate`, `rekey`, `install`, `uninstall`.
 
 use std::time::Duration;
 
 use swanherd_config::model::Child;
-use swanherd_ike::api::{Command, LogLine};
+use swanherd_ike::api::{Command, LogGroup, LogLine};
 use swanherd_vici::Message;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::args::{failure, flag, integer, outcome, selector, success, text};
+use super::args::{failure, flag, integer, selector, success, text};
 use super::events::log_line;
 use super::session::{Emitter, unix_now};
-use crate::control::{CommandReply, Control, Request, Snapshot};
+use crate::control::{CommandReply, Control, Snapshot};
 
 /// Log lines on their way to a client. More are lost rather than held up.
 const LOG_QUEUE: usize = 512;
@@ -62,6 +62,12 @@ pub(super) async fn initiate(control: Control, args: &Message, emitter: Emitter)
         // The endpoint speaks VICI's words, which leave out why.
         Ended::Done(reply) => match reply.result {
             Ok(()) => success(),
+            Err(text)
+                if let Some(answer) =
+                    with_reason(&text, &format!("establishing {kind} '{name}' failed")) =>
+            {
+                answer
+            }
             Err(text) => match control.snapshot().last_error(&connection, child) {
                 Some((at, reason)) if *at >= begun => failure(text).with("reason", reason),
                 _ => failure(text),
@@ -139,16 +145,16 @@ pub(super) async fn rekey(control: Control, args: &Message, emitter: Emitter) ->
     let Some(selector) = selector(args) else {
         return failure("missing rekey selector");
     };
-    let matches = control.snapshot().matches(&selector).len();
-    if matches > 0 {
-        let command = Command::Rekey {
-            selector,
-            reauth: flag(args, "reauth"),
-        };
-        if let Ended::ShuttingDown = execute(&control, command, Wait::No, args, &emitter).await {
-            return failure(SHUTTING_DOWN);
-        }
-    }
+    let command = Command::Rekey {
+        selector,
+        reauth: flag(args, "reauth"),
+    };
+    // Starting it takes no time, and tells which SAs can be rekeyed at all.
+    let matches = match execute(&control, command, Wait::ForEver, args, &emitter).await {
+        Ended::Done(reply) => reply.terminated,
+        Ended::NotWaited | Ended::TimedOut(_) => 0,
+        Ended::ShuttingDown => return failure(SHUTTING_DOWN),
+    };
     let mut out = Message::new();
     out.push("success", if matches > 0 { "yes" } else { "no" });
     out.push_display("matches", matches);
@@ -171,7 +177,7 @@ pub(super) async fn install(control: Control, args: &Message, emitter: Emitter) 
         connection: Some(connection),
         child: name.to_owned(),
     };
-    at_once(&control, command, args, &emitter).await
+    at_once(&control, command, name, args, &emitter).await
 }
 
 /// `uninstall`: undoes [`install`], and what `start_action = trap` has installed.
@@ -186,36 +192,31 @@ pub(super) async fn uninstall(control: Control, args: &Message, emitter: Emitter
         connection: text(args, "ike").map(str::to_owned),
         child: name.to_owned(),
     };
-    at_once(&control, command, args, &emitter).await
+    at_once(&control, command, name, args, &emitter).await
 }
 
-/// Runs a command that waits for nobody.
+/// The refusal of a text that has VICI's words, which clients may look for, and more behind them.
+fn with_reason(text: &str, words: &str) -> Option<Message> {
+    let reason = text.strip_prefix(words)?.strip_prefix(": ")?;
+    Some(failure(words).with("reason", reason))
+}
+
+/// Runs a command about the policies of the child `name`, which waits for no peer.
 async fn at_once(
     control: &Control,
     command: Command,
+    name: &str,
     args: &Message,
     emitter: &Emitter,
 ) -> Message {
     match execute(control, command, Wait::ForEver, args, emitter).await {
-        Ended::Done(reply) => outcome(reply.result),
+        Ended::Done(reply) => match reply.result {
+            Ok(()) => success(),
+            Err(text) => with_reason(&text, &format!("installing policy '{name}' failed"))
+                .unwrap_or_else(|| failure(text)),
+        },
         Ended::NotWaited | Ended::TimedOut(_) => success(),
         Ended::ShuttingDown => failure(SHUTTING_DOWN),
-    }
-}
-
-/// `redirect`, which is not supported: peers cannot be sent elsewhere (RFC 5685).
-pub(super) fn redirect(control: &Control, args: &Message) -> Message {
-    if text(args, "gateway").is_none() {
-        return failure("missing target gateway");
-    }
-    let by_peer = text(args, "peer-ip").is_some() || text(args, "peer-id").is_some();
-    match selector(args) {
-        None if !by_peer => failure("missing redirect selector"),
-        Some(selector) if control.snapshot().matches(&selector).is_empty() => Message::new()
-            .with("success", "no")
-            .with("matches", "0")
-            .with("errmsg", "no matching SAs to redirect found"),
-        _ => failure("redirection of peers is not supported"),
     }
 }
 
@@ -246,7 +247,6 @@ async fn execute(
     args: &Message,
     emitter: &Emitter,
 ) -> Ended {
-    let (reply, mut answer) = oneshot::channel();
     let logged = wait != Wait::No && emitter.wants("control-log");
     let (log, mut lines) = match logged {
         true => {
@@ -255,14 +255,9 @@ async fn execute(
         }
         false => (None, None),
     };
-    let request = Request::Command {
-        command,
-        log,
-        reply,
-    };
-    if control.requests.send(request).await.is_err() {
+    let Ok(mut pending) = control.command(command, log).await else {
         return Ended::ShuttingDown;
-    }
+    };
     let level = integer(args, "loglevel").unwrap_or(1);
     let limit = match wait {
         Wait::No => return Ended::NotWaited,
@@ -273,12 +268,25 @@ async fn execute(
         tokio::select! {
             biased;
             Some(line) = next_line(&mut lines) => send_line(emitter, &line, level).await,
-            answer = &mut answer => {
+            answer = pending.answer() => {
                 // The engine sends lines before the answer.
                 while let Some(Ok(line)) = lines.as_mut().map(mpsc::Receiver::try_recv) {
                     send_line(emitter, &line, level).await;
                 }
-                return answer.map_or(Ended::ShuttingDown, Ended::Done);
+                let Ok(answer) = answer else { return Ended::ShuttingDown };
+                if answer.lost_lines > 0 {
+                    let line = LogLine {
+                        group: LogGroup::Job,
+                        level: 0,
+                        ike_sa: None,
+                        message: format!(
+                            "{} lines are missing here, because they were not read in time",
+                            answer.lost_lines
+                        ),
+                    };
+                    send_line(emitter, &line, level.max(0)).await;
+                }
+                return Ended::Done(answer);
             }
             () = sleep_until(limit) => {
                 let Wait::Millis(millis) = wait else { return Ended::NotWaited };

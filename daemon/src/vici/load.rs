@@ -181,40 +181,6 @@ pub(super) async fn load_cert(control: &Control, args: &Message) -> Message {
     }
 }
 
-/// `load-token`: there is no support for PKCS#11.
-pub(super) fn load_token(args: &Message) -> Message {
-    match text(args, "handle") {
-        None => failure("keyid missing"),
-        Some(_) => failure("loading private key from token failed")
-            .with("reason", "PKCS#11 tokens are not supported"),
-    }
-}
-
-/// `load-pool`: there are no address pools.
-pub(super) fn load_pool(args: &Message) -> Message {
-    let Some((name, pool)) = args.sections().next() else {
-        return if args.is_empty() {
-            success()
-        } else {
-            failure("parsing request failed")
-        };
-    };
-    match pool.value("addrs") {
-        None => failure(format!("missing addrs for pool '{name}'")),
-        Some(_) => failure(format!(
-            "pool '{name}': virtual address pools are not supported"
-        )),
-    }
-}
-
-/// `unload-pool`.
-pub(super) fn unload_pool(args: &Message) -> Message {
-    match text(args, "name") {
-        None => failure("missing pool name to unload"),
-        Some(name) => failure(format!("{name} not found")),
-    }
-}
-
 /// `load-authority`: there are no authorities with URIs of their own.
 pub(super) fn load_authority(args: &Message) -> Message {
     let Some((name, authority)) = args.sections().next() else {

@@ -4,7 +4,7 @@
 //! ```text
 //!   listener ──accept──▶ session task per client
 //!                          │  frames in ──▶ inbox ──▶ one command at a time ──▶ Control
-//!                          │  events (broadcast), if registered ──┐
+//!                          │  events (hub), if registered ─ ──┐
 //!                          └─ frames out ◀── bounded buffer ◀─────┴── stream and response
 //! ```
 //!
@@ -12,8 +12,11 @@
 //! independently. Listings read the published snapshot, so they are answered whatever IKE does.
 //! A client that does not read is dropped; one that leaves takes its waiting command with it.
 
+mod absent;
 mod args;
+mod catalogue;
 mod certs;
+mod clients;
 mod commands;
 mod control;
 mod events;
@@ -23,6 +26,7 @@ mod names;
 mod owner;
 mod render;
 mod session;
+mod socket;
 mod stats;
 
 use std::io;
@@ -31,13 +35,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, SockAddr, Type};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::control::Control;
+pub(crate) use clients::{Clients, Dropped};
 pub(crate) use events::name as event_name;
+use session::Client;
+use socket::Socket;
 
 /// Connections that may wait for `accept`.
 const BACKLOG: i32 = 1024;
@@ -46,8 +53,10 @@ const MAX_CLIENTS: usize = 512;
 
 /// How long clients are served after the end was announced, while there are SAs.
 const FAREWELL: Duration = Duration::from_secs(6);
-/// How often to look for SAs, and how long clients have to take the last events.
+/// How often to look for SAs.
 const FAREWELL_STEP: Duration = Duration::from_millis(20);
+/// How long clients have to take the last events.
+const LAST_EVENTS: Duration = Duration::from_secs(3);
 
 /// How to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,41 +134,44 @@ impl Server {
         let mut stop = std::pin::pin!(stop);
         let mut sessions = JoinSet::new();
         let limit = Arc::new(Semaphore::new(MAX_CLIENTS));
+        let (closing, closed) = watch::channel(false);
         loop {
             while sessions.try_join_next().is_some() {}
             let stream = tokio::select! {
                 () = &mut stop => break,
                 stream = self.listener.accept() => stream,
             };
+            let socket = match stream {
+                Ok(socket) => socket,
+                Err(error) => {
+                    // Out of file descriptors, most likely: give others time to return some.
+                    tracing::warn!(%error, "cannot accept a VICI client");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let name = socket.peer().to_string();
             let Ok(permit) = Arc::clone(&limit).try_acquire_owned() else {
                 // Closed at once, so that the client fails rather than hangs.
+                control.clients.drop_one(Dropped::TooMany);
                 tracing::warn!(
+                    client = %name,
                     limit = MAX_CLIENTS,
                     "too many VICI clients, one is turned away"
                 );
                 continue;
             };
-            match stream {
-                Ok(Stream::Unix(stream)) => {
-                    let session = session::serve(stream, control.clone());
-                    sessions.spawn(async move {
-                        session.await;
-                        drop(permit);
-                    });
-                }
-                Ok(Stream::Tcp(stream)) => {
-                    let session = session::serve(stream, control.clone());
-                    sessions.spawn(async move {
-                        session.await;
-                        drop(permit);
-                    });
-                }
-                Err(error) => {
-                    // Out of file descriptors, most likely: give others time to return some.
-                    tracing::warn!(%error, "cannot accept a VICI client");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            }
+            let client = Client {
+                socket: socket.clone(),
+                name,
+                closing: closed.clone(),
+            };
+            let connected = control.clients.arrive();
+            let session = session::serve(socket, client, control.clone());
+            sessions.spawn(async move {
+                session.await;
+                drop((permit, connected));
+            });
         }
         drop(self.listener);
         // Those who watch are told of every SA that goes down with the daemon.
@@ -170,7 +182,12 @@ impl Server {
         };
         // The engine does not wait for peers any longer than that either.
         let _ = tokio::time::timeout(FAREWELL, ended).await;
+        // The last events were told before the state that we have seen was published, or right
+        // after.
         tokio::time::sleep(FAREWELL_STEP).await;
+        let _ = closing.send(true);
+        let taken = async { while sessions.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(LAST_EVENTS, taken).await;
     }
 }
 
@@ -183,19 +200,14 @@ impl Drop for Listener {
     }
 }
 
-enum Stream {
-    Unix(tokio::net::UnixStream),
-    Tcp(tokio::net::TcpStream),
-}
-
 impl Listener {
-    async fn accept(&self) -> io::Result<Stream> {
+    async fn accept(&self) -> io::Result<Socket> {
         match self {
-            Self::Unix { listener, .. } => Ok(Stream::Unix(listener.accept().await?.0)),
+            Self::Unix { listener, .. } => Ok(listener.accept().await?.0.into()),
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok(Stream::Tcp(stream))
+                Ok(stream.into())
             }
         }
     }
@@ -224,7 +236,7 @@ fn bind_unix(path: &Path, options: &Options) -> io::Result<Listener> {
     let temporary = PathBuf::from(temporary);
     // A leftover of a process with our id that was killed right here.
     let _ = std::fs::remove_file(&temporary);
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::unix(&temporary)?)?;
     let in_place =

@@ -8,26 +8,32 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use swanherd_ike::api::Event;
 use swanherd_vici::{FrameError, FrameReader, Message, Packet, PacketType, RawPacket};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
-use tokio::sync::broadcast::{self, error::RecvError};
-use tokio::sync::mpsc;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
+use super::clients::Dropped;
 use super::render::Moment;
+use super::socket::Socket;
 use super::{args, commands, events};
 use crate::control::Control;
+use crate::hub::{Kinds, Overrun, Subscription};
 
 /// Octets of requests that may wait for the one that runs.
 const MAX_INBOX: usize = 1024 * 1024;
 /// Requests that may wait for the one that runs.
 const MAX_INBOX_FRAMES: usize = 1024;
-/// A running command pauses while more octets than these wait to be sent.
+/// A running command and events pause while more octets than these wait to be sent.
 const SOFT_OUTBOX: usize = 256 * 1024;
-/// A client that lets more octets of events pile up is dropped.
-const MAX_OUTBOX: usize = 8 * 1024 * 1024;
+/// When events that weigh more than this wait, the client has to be quicker.
+const HEAVY: usize = 8 * 1024 * 1024;
 /// A client that takes nothing for so long is dropped.
 const STALL: Duration = Duration::from_secs(30);
+/// The same, while more events wait than [`HEAVY`].
+const STALL_HEAVY: Duration = Duration::from_secs(2);
+/// How long a client that is refused may take to stop writing.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// Answer of a command.
 pub(super) type Reply = Pin<Box<dyn Future<Output = Message> + Send>>;
@@ -55,10 +61,25 @@ impl Emitter {
     }
 }
 
+/// One client, as it was accepted.
+pub(super) struct Client {
+    /// To see it leave.
+    pub(super) socket: Socket,
+    /// Who it is.
+    pub(super) name: String,
+    /// Turns true when the daemon ends: what is on its way is all that there will be.
+    pub(super) closing: watch::Receiver<bool>,
+}
+
 /// Serves one client until it leaves or has to be dropped.
-pub(super) async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, control: Control) {
+pub(super) async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    client: Client,
+    control: Control,
+) {
     let (reader, writer) = tokio::io::split(stream);
-    let session = Session {
+    let clients = Arc::clone(&control.clients);
+    let mut session = Session {
         control,
         registered: Arc::default(),
         subscription: None,
@@ -67,24 +88,54 @@ pub(super) async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, control: 
         outbox: Outbox::default(),
         running: None,
     };
-    match session.run(FrameReader::new(reader), writer).await {
+    let name = client.name.clone();
+    let end = session.run(FrameReader::new(reader), writer, client).await;
+    let (events, weight) = session
+        .subscription
+        .as_ref()
+        .map_or((0, 0), Subscription::waiting);
+    let (unsent, frames) = (session.outbox.octets, session.outbox.frames.len());
+    match end {
         End::Closed => {}
-        End::Broken(error) => tracing::debug!(%error, "VICI client dropped"),
-        End::Slow => tracing::warn!("VICI client dropped: it does not read what it asked for"),
+        End::Failed(error @ FrameError::TooLong(_)) => {
+            clients.drop_one(Dropped::TooLong);
+            tracing::warn!(client = %name, %error, "VICI client dropped");
+        }
+        End::Failed(error) => {
+            clients.drop_one(Dropped::Broken);
+            tracing::debug!(client = %name, %error, "VICI connection failed");
+        }
+        End::Stalled(patience) => {
+            clients.drop_one(Dropped::Stalled);
+            tracing::warn!(
+                client = %name, unsent, frames, events, weight,
+                "VICI client dropped: it has read nothing for {} seconds",
+                patience.as_secs()
+            );
+        }
+        End::Backlog => {
+            clients.drop_one(Dropped::Backlog);
+            tracing::warn!(
+                client = %name, unsent, frames,
+                "VICI client dropped: events of more than {} octets waited for it",
+                crate::hub::MAX_WEIGHT
+            );
+        }
     }
 }
 
 enum End {
     Closed,
-    Broken(FrameError),
-    Slow,
+    Failed(FrameError),
+    Stalled(Duration),
+    Backlog,
 }
 
 struct Session {
     control: Control,
     registered: Arc<BTreeMap<String, usize>>,
     /// Exists while the client is registered for events of the engine.
-    subscription: Option<broadcast::Receiver<Arc<Event>>>,
+    subscription: Option<Subscription>,
     inbox: VecDeque<Zeroizing<Vec<u8>>>,
     inbox_octets: usize,
     outbox: Outbox,
@@ -102,11 +153,19 @@ enum Step {
 }
 
 impl Session {
-    async fn run<R, W>(mut self, mut reader: FrameReader<R>, mut writer: W) -> End
+    async fn run<R, W>(
+        &mut self,
+        mut reader: FrameReader<R>,
+        mut writer: W,
+        mut client: Client,
+    ) -> End
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
+        // A packet that is too long is refused in its turn, and is the last one.
+        let mut refused: Option<FrameError> = None;
+        let mut told = false;
         loop {
             // A client that does not read its answers gets no more of them.
             while self.running.is_none()
@@ -116,9 +175,35 @@ impl Session {
                 self.inbox_octets -= frame.len();
                 self.handle(&frame);
             }
-            let room = self.inbox_octets < MAX_INBOX && self.inbox.len() < MAX_INBOX_FRAMES;
+            let idle = self.running.is_none() && self.inbox.is_empty();
+            if let Some(error) = refused.take_if(|_| idle) {
+                if !told {
+                    told = true;
+                    self.outbox
+                        .push(&Packet::Response(args::failure(error.to_string())));
+                    refused = Some(error);
+                } else if self.outbox.frames.is_empty() {
+                    linger(reader.get_mut(), &mut writer).await;
+                    return End::Failed(error);
+                } else {
+                    refused = Some(error);
+                }
+            }
+            let room = refused.is_none()
+                && self.inbox_octets < MAX_INBOX
+                && self.inbox.len() < MAX_INBOX_FRAMES;
             let calm = self.outbox.octets < SOFT_OUTBOX;
             let pending = !self.outbox.frames.is_empty();
+            let (events, weight) = self
+                .subscription
+                .as_ref()
+                .map_or((0, 0), Subscription::waiting);
+            let closing = *client.closing.borrow_and_update();
+            if closing && !pending && events == 0 {
+                return End::Closed;
+            }
+            let heavy = weight > HEAVY;
+            let patience = if heavy { STALL_HEAVY } else { STALL };
             tokio::select! {
                 frame = reader.next(), if room => match frame {
                     Ok(Some(frame)) => {
@@ -126,24 +211,35 @@ impl Session {
                         self.inbox.push_back(frame);
                     }
                     Ok(None) => return End::Closed,
-                    Err(error) => return End::Broken(error),
+                    Err(error @ FrameError::TooLong(_)) => refused = Some(error),
+                    Err(error) => return End::Failed(error),
                 },
+                // With no room to read, the end of what it sends would not be seen.
+                () = client.socket.left(), if !room => return End::Closed,
                 written = writer.write(self.outbox.front()), if pending => match written {
                     Ok(0) => return End::Closed,
                     Ok(count) => self.outbox.advance(count),
-                    Err(error) => return End::Broken(error.into()),
+                    Err(error) => return End::Failed(error.into()),
                 },
                 step = step(&mut self.running, calm) => match step {
-                    Step::Event(name, message) => self.send_event(name, message),
+                    Step::Event(name, message) => {
+                        if !self.send_event(name, message) {
+                            // Without it the answer would look whole.
+                            self.running = None;
+                            self.outbox.push(&too_long());
+                        }
+                    }
                     Step::Done(message) => self.finish(message),
                 },
-                event = next(&mut self.subscription) => {
-                    if self.tell(event).is_err() || self.outbox.octets > MAX_OUTBOX {
-                        return End::Slow;
-                    }
-                }
-                () = tokio::time::sleep_until(self.outbox.progress + STALL), if pending => {
-                    return End::Slow;
+                event = next(&self.subscription), if calm => match event {
+                    Ok(event) => self.tell(&event),
+                    // A gap would be silent; a lost connection tells the client to look afresh.
+                    Err(Overrun) => return End::Backlog,
+                },
+                () = gets_heavy(&self.subscription), if !calm && !heavy => {}
+                _ = client.closing.changed(), if !closing => {}
+                () = tokio::time::sleep_until(self.outbox.progress + patience), if pending => {
+                    return End::Stalled(patience);
                 }
             }
         }
@@ -189,12 +285,14 @@ impl Session {
     fn finish(&mut self, message: Message) {
         if let Some(mut running) = self.running.take() {
             while let Ok((name, message)) = running.events.try_recv() {
-                self.send_event(name, message);
+                if !self.send_event(name, message) {
+                    self.outbox.push(&too_long());
+                    return;
+                }
             }
         }
         if !self.outbox.push(&Packet::Response(message)) {
-            self.outbox
-                .push(&Packet::Response(args::failure("the answer is too long")));
+            self.outbox.push(&too_long());
         }
     }
 
@@ -206,9 +304,7 @@ impl Session {
         *Arc::make_mut(&mut self.registered)
             .entry(name.to_owned())
             .or_default() += 1;
-        if self.subscription.is_none() && !is_streamed(name) {
-            self.subscription = Some(self.control.events());
-        }
+        self.subscribe();
         self.outbox.push(&Packet::EventConfirm);
     }
 
@@ -221,47 +317,60 @@ impl Session {
         *count -= 1;
         if *count == 0 {
             registered.remove(name);
-        }
-        if registered.keys().all(|name| is_streamed(name)) {
-            self.subscription = None;
+            self.subscribe();
         }
         self.outbox.push(&Packet::EventConfirm);
     }
 
-    fn tell(&mut self, event: Result<Arc<Event>, RecvError>) -> Result<(), ()> {
-        match event {
-            Ok(event) => {
-                let Some(name) = events::name(&event) else {
-                    return Ok(());
-                };
-                if self.registered.contains_key(name) {
-                    let snapshot = self.control.snapshot();
-                    let moment = Moment {
-                        instant: std::time::Instant::now(),
-                        unix: unix_now(),
-                        counters: &snapshot.sa_counters,
-                    };
-                    self.send_event(name, events::message(&event, moment));
-                }
-                Ok(())
-            }
-            // A gap would be silent; a lost connection tells the client to look afresh.
-            Err(RecvError::Lagged(_)) => Err(()),
-            Err(RecvError::Closed) => {
-                self.subscription = None;
-                Ok(())
-            }
+    /// Has the engine's events queued that the client is registered for.
+    fn subscribe(&mut self) {
+        let kinds = self
+            .registered
+            .keys()
+            .filter_map(|name| Kinds::named(name))
+            .fold(Kinds::default(), Kinds::and);
+        match &self.subscription {
+            _ if kinds == Kinds::default() => self.subscription = None,
+            None => self.subscription = Some(self.control.events(kinds)),
+            Some(subscription) => subscription.want(kinds),
         }
     }
 
-    fn send_event(&mut self, name: &str, message: Message) {
-        self.outbox.push(&Packet::Event(name.to_owned(), message));
+    fn tell(&mut self, event: &Event) {
+        // It may have been queued before the client lost its interest.
+        let Some(name) = events::name(event).filter(|name| self.registered.contains_key(*name))
+        else {
+            return;
+        };
+        let snapshot = self.control.snapshot();
+        let moment = Moment {
+            instant: std::time::Instant::now(),
+            unix: unix_now(),
+            counters: &snapshot.sa_counters,
+        };
+        self.send_event(name, events::message(event, moment));
+    }
+
+    /// Whether the protocol can carry it.
+    fn send_event(&mut self, name: &str, message: Message) -> bool {
+        self.outbox.push(&Packet::Event(name.to_owned(), message))
     }
 }
 
-/// Events that only come as part of a command's answer.
-fn is_streamed(name: &str) -> bool {
-    name.starts_with("list-") || matches!(name, "control-log" | "reconcile-finding")
+fn too_long() -> Packet {
+    Packet::Response(args::failure("the answer is too long"))
+}
+
+/// Ends a connection whose client still writes: were it closed at once, the client would fail with
+/// a broken pipe before it reads why.
+async fn linger(reader: &mut (impl AsyncRead + Unpin), writer: &mut (impl AsyncWrite + Unpin)) {
+    let ended = async {
+        // It may have left, which is as good.
+        let _ = writer.shutdown().await;
+        let mut ignored = vec![0; 16 * 1024];
+        while reader.read(&mut ignored).await.is_ok_and(|count| count > 0) {}
+    };
+    let _ = tokio::time::timeout(LINGER, ended).await;
 }
 
 /// The next thing that the running command yields; never, if none runs.
@@ -276,11 +385,16 @@ async fn step(running: &mut Option<Running>, calm: bool) -> Step {
     }
 }
 
-async fn next(
-    subscription: &mut Option<broadcast::Receiver<Arc<Event>>>,
-) -> Result<Arc<Event>, RecvError> {
+async fn next(subscription: &Option<Subscription>) -> Result<Arc<Event>, Overrun> {
     match subscription {
-        Some(receiver) => receiver.recv().await,
+        Some(subscription) => subscription.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn gets_heavy(subscription: &Option<Subscription>) {
+    match subscription {
+        Some(subscription) => subscription.heavier_than(HEAVY).await,
         None => std::future::pending().await,
     }
 }

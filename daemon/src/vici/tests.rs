@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use swanherd_ike::api::{ChildSaInfo, ChildState, Event, IkeSaInfo, IkeState, LogGroup, LogLine};
+use swanherd_ike::api::{ChildSaInfo, ChildState, IkeSaInfo, IkeState, LogGroup, LogLine};
 use swanherd_ipsec::plane::{Mode, SaId};
 use swanherd_ipsec::proposal::{ChildSuite, IkeSuite};
 use swanherd_ipsec::registry::{EncryptionId, IntegrityId, KeyExchangeId, PrfId};
@@ -22,16 +22,18 @@ use swanherd_vici::{Client, FrameReader, Message, Packet};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use super::{Options, Server};
 use crate::control::{CommandReply, Control, Request, Snapshot};
+use crate::hub::Hub;
 
 struct Fixture {
     dir: tempfile::TempDir,
     path: std::path::PathBuf,
     requests: mpsc::Receiver<Request>,
-    events: broadcast::Sender<Arc<Event>>,
+    events: Hub,
+    clients: Arc<super::Clients>,
     snapshot: Arc<ArcSwap<Snapshot>>,
     stop: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<()>,
@@ -43,6 +45,7 @@ impl Fixture {
         let path = dir.path().join("vici");
         let (control, requests) = control();
         let (events, snapshot) = (control.events.clone(), Arc::clone(&control.snapshot));
+        let clients = Arc::clone(&control.clients);
         let options = Options {
             uri: format!("unix://{}", path.display()),
             ..Options::default()
@@ -57,6 +60,7 @@ impl Fixture {
             path,
             requests,
             events,
+            clients,
             snapshot,
             stop,
             server,
@@ -111,7 +115,7 @@ impl Fixture {
 /// The daemon as the server sees it, and the engine's end of it.
 fn control() -> (Control, mpsc::Receiver<Request>) {
     let (requests, receiver) = mpsc::channel(64);
-    let control = Control::new(snapshot(), requests, broadcast::channel(1024).0);
+    let control = Control::new(snapshot(), requests);
     (control, receiver)
 }
 
@@ -165,6 +169,7 @@ fn done(result: Result<(), String>, matches: u32, terminated: u32) -> CommandRep
         result,
         matches,
         terminated,
+        lost_lines: 0,
     }
 }
 

@@ -267,23 +267,37 @@ async fn rekey_only_starts_it() {
         ..Selector::default()
     };
 
-    let matches = client.rekey(&gw, true).await.unwrap();
-    let Request::Command { command, .. } = fixture.next_request().await else {
-        panic!()
+    let nobody = Selector {
+        ike_id: Some(9),
+        ..gw.clone()
     };
-    let none = client
-        .rekey(
-            &Selector {
-                ike_id: Some(9),
-                ..gw
-            },
-            false,
-        )
-        .await
-        .unwrap_err();
+    let engine = async {
+        // Two match, and one of them is not established.
+        for (result, matches, begun) in [
+            (Ok(()), 2, 1),
+            (Err("no matching SAs to rekey found".into()), 1, 0),
+            (Ok(()), 0, 0),
+        ] {
+            let Request::Command { command, reply, .. } = fixture.next_request().await else {
+                panic!()
+            };
+            let Command::Rekey { reauth, .. } = command else {
+                panic!()
+            };
+            assert_eq!(reauth, begun == 1);
+            reply.send(done(result, matches, begun)).unwrap();
+        }
+    };
+    let rekeys = async {
+        let matches = client.rekey(&gw, true).await.unwrap();
+        let connecting = client.rekey(&gw, false).await.unwrap_err();
+        let none = client.rekey(&nobody, false).await.unwrap_err();
+        (matches, connecting, none)
+    };
+    let ((matches, connecting, none), ()) = tokio::join!(rekeys, engine);
 
     assert_eq!(matches, 1);
-    assert!(matches!(command, Command::Rekey { reauth: true, .. }));
+    assert_eq!(connecting.to_string(), "no matching SAs to rekey found");
     assert_eq!(none.to_string(), "no matching SAs to rekey found");
     fixture.stop().await;
 }
@@ -293,6 +307,7 @@ async fn what_is_not_supported_is_refused_in_words() {
     let fixture = Fixture::start().await;
     let mut client = fixture.client().await;
     let pool = Message::new().with("addrs", "10.0.0.0/24");
+    let to = |gateway: &str| Message::new().with("gateway", gateway);
     let cases = [
         (
             "load-pool",
@@ -352,6 +367,44 @@ async fn what_is_not_supported_is_refused_in_words() {
         ),
         ("redirect", Message::new(), "missing target gateway"),
         (
+            "redirect",
+            Message::new().with("gateway", "C=CH, CN=gw"),
+            "unsupported gateway identity",
+        ),
+        (
+            "redirect",
+            to("gw.example.org").with("peer-ip", "everywhere"),
+            "invalid peer IP selector",
+        ),
+        (
+            "redirect",
+            to("gw.example.org").with("peer-id", "xmppaddr:a@b"),
+            "invalid peer identity selector",
+        ),
+        (
+            "redirect",
+            to("gw.example.org"),
+            "missing redirect selector",
+        ),
+        (
+            "redirect",
+            to("192.0.2.9").with("peer-ip", "192.0.2.128/25"),
+            "no matching SAs to redirect found",
+        ),
+        (
+            "redirect",
+            to("192.0.2.9").with("peer-id", "*.example.com"),
+            "no matching SAs to redirect found",
+        ),
+        (
+            "redirect",
+            to("2001:db8::9")
+                .with("peer-ip", "192.0.2.0-192.0.2.7")
+                .with("peer-id", "*.example.org")
+                .with("ike", "gw"),
+            "redirection of peers is not supported",
+        ),
+        (
             "get-counters",
             Message::new().with("name", "zz"),
             "no counters found for this connection",
@@ -378,11 +431,16 @@ async fn install_and_uninstall_ask_the_endpoint() {
                 panic!("{command:?}")
             };
             assert_eq!(child, "net");
-            reply.send(done(Err("not today".into()), 0, 0)).unwrap();
+            let why = "installing policy 'net' failed: not today".to_owned();
+            reply.send(done(Err(why), 0, 0)).unwrap();
         };
         let args = Message::new().with("child", "net");
-        let (answer, ()) = tokio::join!(client.call(command, args), engine);
-        assert_eq!(answer.unwrap_err().to_string(), "not today");
+        let (answer, ()) = tokio::join!(client.request(command, args), engine);
+        let answer = answer.unwrap();
+        assert_eq!(
+            answer.to_string(),
+            "success=no errmsg=installing policy 'net' failed reason=not today"
+        );
     }
     fixture.stop().await;
 }

@@ -12,7 +12,17 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::{Fixture, control, established, line, request, snapshot};
 use crate::control::Request;
-use crate::vici::{Options, Server};
+use crate::vici::{Dropped, Options, Server};
+
+async fn until(condition: impl Fn() -> bool) {
+    for _ in 0..5000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("it did not happen");
+}
 
 #[tokio::test]
 async fn the_socket_has_its_permissions_and_goes_with_the_server() {
@@ -98,14 +108,42 @@ async fn broken_packets_are_ignored_and_unknown_commands_are_answered() {
 }
 
 #[tokio::test]
-async fn an_oversize_length_closes_the_connection() {
-    let fixture = Fixture::start().await;
+async fn an_oversize_packet_is_answered_in_its_turn_and_is_the_last() {
+    let mut fixture = Fixture::start().await;
     let mut raw = fixture.raw().await;
-    raw.writer
-        .write_all(&524_289u32.to_be_bytes())
-        .await
-        .unwrap();
+    raw.send(&request("reload-settings")).await;
+    let engine = async {
+        let Request::ReloadSettings(first) = fixture.next_request().await else {
+            panic!()
+        };
+        first.send(Ok(())).unwrap();
+    };
+    let more = async {
+        raw.send(&vec![0; 600_000]).await;
+        raw.send(&request("version")).await;
+    };
+    tokio::join!(engine, more);
+
+    let answers = [raw.receive().await, raw.receive().await];
+
+    assert_eq!(
+        answers,
+        [
+            Packet::Response(Message::new().with("success", "yes")),
+            Packet::Response(Message::new().with("success", "no").with(
+                "errmsg",
+                "packet of 600000 octets exceeds the limit of 524288"
+            )),
+        ]
+    );
     assert_eq!(raw.receive_to_end().await, 0);
+    drop(raw);
+    until(|| fixture.clients.dropped(Dropped::TooLong) == 1).await;
+
+    // One who only promises is answered as well.
+    let mut raw = fixture.raw().await;
+    raw.writer.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+    assert!(matches!(raw.receive().await, Packet::Response(_)));
     fixture.stop().await;
 }
 
@@ -191,7 +229,7 @@ async fn events_reach_those_who_registered() {
     let fixture = Fixture::start().await;
     let mut client = fixture.client().await;
     client.subscribe(&["ike-updown", "log"]).await.unwrap();
-    let tell = |event| fixture.events.send(Arc::new(event)).unwrap();
+    let tell = |event| fixture.events.send(event);
 
     tell(Event::Log(line(2, "detail")));
     tell(Event::Changed(1));
@@ -218,6 +256,124 @@ async fn events_reach_those_who_registered() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_cancels_its_command_however_much_it_has_sent() {
+    let mut fixture = Fixture::start().await;
+    let mut raw = fixture.raw().await;
+    let args = Message::new().with("child", "net");
+    raw.send(&Packet::Request("initiate".into(), args).to_frame().unwrap()[4..])
+        .await;
+    let Request::Command { mut reply, .. } = fixture.next_request().await else {
+        panic!()
+    };
+    // More than the server takes in, so that the end is behind octets that nobody reads.
+    let more = request("version").len() + 4;
+    let mut sent = 0;
+    while let Ok(()) =
+        tokio::time::timeout(Duration::from_millis(200), raw.send(&request("version"))).await
+    {
+        sent += more;
+        assert!(sent < 64 * 1024 * 1024);
+    }
+    assert!(!reply.is_closed());
+
+    drop(raw);
+
+    tokio::time::timeout(Duration::from_secs(1), reply.closed())
+        .await
+        .unwrap();
+    until(|| fixture.clients.connected() == 0).await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_is_told_of_a_burst_whole() {
+    let fixture = Fixture::start().await;
+    let mut raw = fixture.raw().await;
+    raw.send(b"\x03\x0aike-updown").await;
+    assert_eq!(raw.receive().await, Packet::EventConfirm);
+
+    // Without a pause, as when thousands of SAs end in one turn of the engine, and among far more
+    // that the client has not asked for.
+    for id in 0..20_000 {
+        fixture.events.send(Event::IkeUpDown {
+            up: false,
+            sa: Box::new(swanherd_ike::api::IkeSaInfo {
+                id,
+                ..established()
+            }),
+        });
+        for _ in 0..5 {
+            fixture.events.send(Event::Changed(id));
+            fixture.events.send(Event::Log(line(1, "going down")));
+        }
+    }
+
+    for id in 0..20_000_u32 {
+        let Packet::Event(name, message) = raw.receive().await else {
+            panic!()
+        };
+        let sa = message.section("gw").unwrap();
+        assert_eq!(
+            (name.as_str(), sa.str("uniqueid")),
+            ("ike-updown", Some(id.to_string().as_str()))
+        );
+    }
+    assert_eq!(fixture.clients.dropped(Dropped::Stalled), 0);
+    assert_eq!(fixture.clients.dropped(Dropped::Backlog), 0);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn hundreds_of_clients_are_served_and_more_are_turned_away() {
+    let fixture = Fixture::start().await;
+    let mut clients = Vec::new();
+    for _ in 0..512 {
+        let mut client = fixture.client().await;
+        client.set_timeout(Some(Duration::from_secs(5)));
+        clients.push(client);
+    }
+    for client in &mut clients {
+        assert_eq!(client.version().await.unwrap().daemon, "swanherd");
+    }
+    assert_eq!(fixture.clients.connected(), 512);
+
+    let mut refused = fixture.client().await;
+    assert!(refused.version().await.is_err());
+    assert_eq!(fixture.clients.dropped(Dropped::TooMany), 1);
+    drop(clients.pop());
+    until(|| fixture.clients.connected() == 511).await;
+    let mut next = fixture.client().await;
+    assert!(next.version().await.is_ok());
+    assert_eq!(fixture.clients.served(), 513);
+    drop((clients, next));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_that_is_too_long_ends_the_command() {
+    let fixture = Fixture::start().await;
+    let mut long = snapshot();
+    let mut sa = established();
+    let child = sa.children.get_mut(&1).unwrap();
+    child.local_ts = vec![child.local_ts[0]; 40_000];
+    long.ike_sas = Arc::new([(1, Arc::new(sa))].into());
+    fixture.snapshot.store(Arc::new(long));
+    let mut client = fixture.client().await;
+
+    let mut stream = client
+        .stream("list-sas", "list-sa", Message::new())
+        .await
+        .unwrap();
+    assert_eq!(stream.next().await.unwrap(), None);
+    assert_eq!(
+        stream.into_response().str("errmsg"),
+        Some("the answer is too long")
+    );
+    assert!(client.version().await.is_ok());
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn a_client_that_does_not_read_events_is_dropped() {
     let fixture = Fixture::start().await;
     let mut raw = fixture.raw().await;
@@ -227,13 +383,23 @@ async fn a_client_that_does_not_read_events_is_dropped() {
 
     // Far more than the socket's and the server's buffers hold.
     for _ in 0..400 {
-        // Nobody listens any more once the client was dropped.
-        let _ = fixture.events.send(Arc::new(Event::Log(line(1, &flood))));
+        fixture.events.send(Event::Log(line(1, &flood)));
         tokio::task::yield_now().await;
     }
 
+    until(|| fixture.clients.dropped(Dropped::Stalled) == 1).await;
     let octets = raw.receive_to_end().await;
-    assert!(octets < 12 * 1024 * 1024, "{octets}");
+    assert!(octets < 2 * 1024 * 1024, "{octets}");
+
+    // So much at once that it cannot be kept.
+    let mut raw = fixture.raw().await;
+    raw.send(b"\x03\x03log").await;
+    assert_eq!(raw.receive().await, Packet::EventConfirm);
+    for _ in 0..2300 {
+        fixture.events.send(Event::Log(line(1, &flood)));
+    }
+    until(|| fixture.clients.dropped(Dropped::Backlog) == 1).await;
+    assert_eq!(raw.receive_to_end().await, 0);
     fixture.stop().await;
 }
 
@@ -251,12 +417,16 @@ async fn whoever_watches_sees_sas_go_down_with_the_daemon() {
         up: false,
         sa: Box::new(established()),
     };
-    fixture.events.send(Arc::new(down)).unwrap();
+    for _ in 0..2000 {
+        fixture.events.send(down.clone());
+    }
     let mut empty = snapshot();
     empty.ike_sas = Arc::default();
     fixture.snapshot.store(Arc::new(empty));
 
-    assert_eq!(client.next_event().await.unwrap().name, "ike-updown");
+    for _ in 0..2000 {
+        assert_eq!(client.next_event().await.unwrap().name, "ike-updown");
+    }
     fixture.server.await.unwrap();
     assert!(client.next_event().await.is_err());
 }
