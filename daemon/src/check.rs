@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `swanherd check`: reads definitions and settings as `run` would, and says what is wrong.
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -51,7 +50,7 @@ pub(crate) fn check(args: &Check) -> ExitCode {
             Err(error) => say(&format!("cannot print the report: {error}")),
         }
     } else {
-        let colour = std::io::stdout().is_terminal();
+        let colour = crate::client::style::colours();
         for diagnostic in &found {
             put(&diagnostic.render(colour));
         }

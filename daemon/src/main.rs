@@ -36,6 +36,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
+    client::complete::answer_shell();
     let cli = cli::Cli::parse();
     let threads = std::thread::available_parallelism()
         .map_or(1, usize::from)
@@ -55,6 +56,10 @@ fn main() -> ExitCode {
         match cli.command {
             cli::Command::Run(args) => run::run(args).await,
             cli::Command::Check(args) => check::check(&args),
+            cli::Command::Completions(args) => client::complete::completions(&args),
+            cli::Command::Events(args) => client::events(args).await,
+            cli::Command::List(args) => client::list(args).await,
+            cli::Command::Rekey(args) => client::rekey(args).await,
             cli::Command::Status(args) => client::status(args).await,
             cli::Command::Up(args) => client::up(args).await,
             cli::Command::Down(args) => client::down(args).await,

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::json;
 use swanherd_ike::record::{ReplayError, Replayer, Shown, Summary};
@@ -177,10 +177,4 @@ impl Lines {
     fn is_cut_off(&self) -> bool {
         self.cut_off
     }
-}
-
-/// Of the command line.
-pub(crate) fn until(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }

@@ -21,6 +21,7 @@ pub mod frame;
 pub mod installed;
 pub mod message;
 pub mod packet;
+mod ser;
 pub mod types;
 
 pub use client::{Client, Error, Event};

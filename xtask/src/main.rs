@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The developer's one door: `cargo xtask demo|test|lab|mips|bench`.
+//! The developer's one door: `cargo xtask demo|test|lab|man|mips|bench`.
 
 use std::process::ExitCode;
 
@@ -12,6 +12,7 @@ mod groups;
 mod kernels;
 mod lab;
 mod lint;
+mod man;
 mod mips;
 mod packages;
 mod shell;
@@ -45,6 +46,8 @@ enum Task {
     Fuzz(groups::FuzzArgs),
     /// Runs a command under a kernel that has ESP (root)
     Lab(lab::Args),
+    /// Writes the manual pages of the command line
+    Man(man::Args),
     /// Builds the daemon for MIPS routers and tries it under emulation (root)
     Mips(mips::Args),
 }
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Task::Test(args) => groups::test(&args),
         Task::Fuzz(args) => groups::fuzz(&args),
         Task::Lab(args) => lab::lab(&args),
+        Task::Man(args) => man::man(&args),
         Task::Mips(args) => mips::mips(&args),
     };
     match outcome {
