@@ -386,21 +386,40 @@ fn an_initiate_gives_up_when_its_time_is_up() {
 
 #[test]
 fn python_module_sees_what_it_sees_of_charon() {
-    let [ours, reference] = both(pair, |pair| {
-        let python = std::env::var("SWANHERD_VICI_PYTHON").unwrap_or_else(|_| "python3".into());
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/client.py");
-        let socket = pair.left.socket();
-        let output = pair.left.tool(
-            &python,
-            &[script, &socket.to_string_lossy()],
-            Duration::from_secs(60),
-        );
-        assert!(output.ok(), "{output}\n{}", pair.logs());
-        output
-    });
+    let [ours, reference] = both(pair, |pair| python(pair, "client.py"));
 
     assert!(reference.contains("CommandException"), "{reference}");
     assert_eq!(ours, reference);
+}
+
+#[test]
+fn exporters_find_what_they_find_at_charon() {
+    let [ours, reference] = both(with_certificates, |pair| python(pair, "exporter.py"));
+
+    for part in [
+        "ike t established number",
+        "cert CA X509 True",
+        "stats ikesas",
+    ] {
+        assert!(reference.contains(part), "no {part} in\n{reference}");
+    }
+    // charon keeps the certificates that peers have sent.
+    let reference = reference.replace("cert NONE X509 True None\n", "");
+    assert_eq!(ours, reference);
+}
+
+/// Runs a script with strongSwan's Python module.
+fn python(pair: &Pair, script: &str) -> Output {
+    let python = std::env::var("SWANHERD_VICI_PYTHON").unwrap_or_else(|_| "python3".into());
+    let script = format!("{}/python/{script}", env!("CARGO_MANIFEST_DIR"));
+    let socket = pair.left.socket();
+    let output = pair.left.tool(
+        &python,
+        &[&script, &socket.to_string_lossy()],
+        Duration::from_secs(60),
+    );
+    assert!(output.ok(), "{output}\n{}", pair.logs());
+    output
 }
 
 #[test]

@@ -744,6 +744,8 @@ const NETNS_TESTS: &[&str] = &[
     "flood",
     "recording",
     "lifecycles",
+    "storm",
+    "subcommands",
 ];
 
 /// Up to here fuzzing is a test; beyond, it is a search.

@@ -11,7 +11,7 @@ use super::limits::Limits;
 use super::timers::Timer;
 use super::{Active, IkeSa, Task};
 use crate::api::{
-    ChildSaId, ChildState, Event, IkeSaId, IkeSaInfo, LogGroup, Now, PlaneAnswer, Token,
+    ChildSaId, ChildState, Event, IkeSaId, IkeSaInfo, IkeState, LogGroup, Now, PlaneAnswer, Token,
 };
 use crate::crypto::ChildKeys;
 
@@ -332,7 +332,8 @@ impl IkeSa {
             return;
         };
         replaced.announced = false;
-        let old_info = Box::new(replaced.info());
+        let mut old_info = Box::new(replaced.info());
+        old_info.state = ChildState::Rekeyed;
         let Some(child) = self.children.get_mut(&new) else {
             return;
         };
@@ -400,7 +401,8 @@ impl IkeSa {
         let child = self.children.get_mut(&id)?;
         if child.announced {
             child.announced = false;
-            if child.state != ChildState::Deleted {
+            // One that goes with its IKE_SA is told in the state in which it carried traffic.
+            if self.state != IkeState::Deleting {
                 child.state = ChildState::Deleted;
             }
             let sa = Box::new(self.info_with_child(id));
