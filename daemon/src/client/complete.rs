@@ -166,7 +166,9 @@ mod tests {
             Some("unix:///b".to_owned())
         );
         assert_eq!(
-            of(&["swanherd", "--uri", "=", "tcp", ":", "//gw", ":", "4502", "up"]),
+            of(&[
+                "swanherd", "--uri", "=", "tcp", ":", "//gw", ":", "4502", "up"
+            ]),
             Some("tcp://gw:4502".to_owned())
         );
         assert_eq!(of(&["swanherd", "up", "x"]), None);
