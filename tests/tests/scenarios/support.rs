@@ -214,6 +214,24 @@ pub(crate) fn assert_pings(node: &Node, from: &str, to: &str) {
     );
 }
 
+/// Waits until something answers pings, however long a busy host takes for what it needs.
+pub(crate) fn assert_reaches(node: &Node, from: &str, to: &str) {
+    let begun = Instant::now();
+    loop {
+        let report = Pings::start(&node.namespace, from, to, 10).finish();
+        if report.received > 0 {
+            return;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{}\n{:#?}\n{}",
+            report.text,
+            [xfrm(node, "state"), xfrm(node, "policy")],
+            node.log()
+        );
+    }
+}
+
 /// Waits until `swanctl --list-sas --raw` has patterns in this order; what it printed.
 pub(crate) fn lists(node: &Node, patterns: &[&str], seconds: u64) -> String {
     let begun = Instant::now();
