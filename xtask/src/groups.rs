@@ -600,6 +600,8 @@ struct Tally {
     /// What failed tests have printed.
     shown: Vec<String>,
     showing: bool,
+    /// What follows is what tests that passed have printed.
+    of_successes: bool,
     /// Where the failures of the binary that runs begin: another may have a test of the same name.
     binary: usize,
 }
@@ -608,13 +610,22 @@ impl Tally {
     fn line(&mut self, line: &str) {
         // A guest's console ends lines in its own way, and its kernel may write into them.
         let line = line.trim_end();
-        if let Some(name) = section(line) {
+        match line {
+            // What tests that passed have printed is shown, too, with --show-output.
+            "successes:" => self.of_successes = true,
+            "failures:" => {
+                self.showing = false;
+                self.of_successes = false;
+            }
+            _ if line.starts_with("running ") => {
+                self.binary = self.failures.len();
+                self.of_successes = false;
+            }
+            _ => {}
+        }
+        if let Some(name) = section(line).filter(|_| !self.of_successes) {
             self.showing = true;
             self.failure(name);
-        } else if line == "failures:" {
-            self.showing = false;
-        } else if line.starts_with("running ") {
-            self.binary = self.failures.len();
         }
         if self.showing {
             self.shown.push(line.to_owned());
@@ -831,6 +842,11 @@ mod tests {
             "test a::d ... ignored, needs a moon",
             "test a::e ... [ 12.3] a word of the kernel",
             "FAILED",
+            "successes:",
+            "---- a::b stdout ----",
+            "a moon",
+            "successes:",
+            "    a::b",
             "failures:",
             "---- a::c stdout ----\r",
             "no moon",
