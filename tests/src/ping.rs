@@ -13,7 +13,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, bind, ipproto, recv, sendto};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketType, bind, connect, ipproto, recv, sendto,
+};
 
 use crate::lab::Namespace;
 
@@ -187,9 +189,16 @@ impl Course {
         let Ok((length, _)) = recv(&self.socket, &mut buffer, RecvFlags::empty()) else {
             return;
         };
-        if let Some(index) = self.answer(&buffer[..length]) {
-            let _ = answered.insert(index);
+        let Some(index) = self.answer(&buffer[..length]) else {
+            return;
+        };
+        // Raw sockets have a copy of each answer that comes to the namespace, so that those of
+        // many would fill the buffers of each. From now on it is for those of one peer; not before,
+        // when there may be no route yet.
+        if answered.is_empty() {
+            let _ = connect(&self.socket, &SocketAddr::new(self.to, 0));
         }
+        let _ = answered.insert(index);
     }
 
     /// The index of the request that a message answers.

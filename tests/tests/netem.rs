@@ -8,6 +8,7 @@
 //! `cargo xtask test --only kernel` runs it under User-mode Linux, with `--long` for five minutes
 //! and thirty tunnels.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use swanherd_tests::{Class, Event, Events, Message, Netem, Node, Pings, Plane, Star, StarPlan};
@@ -105,11 +106,8 @@ fn run(quality: &str) -> Course {
             ]
         })
         .collect();
-    let listen = |node: &Node| {
-        Events::listen(&node.socket(), &["ike-updown"]).expect("a daemon that tells of its SAs")
-    };
-    let near_events = listen(&star.gateway);
-    let far_events: Vec<Events> = star.responders.iter().map(listen).collect();
+    let near_side = Side::watch(&star.gateway);
+    let far_sides: Vec<Side> = star.responders.iter().map(Side::watch).collect();
     let before = counters(&star.gateway);
     let begun_before: Vec<u64> = star
         .names
@@ -146,7 +144,6 @@ fn run(quality: &str) -> Course {
         .wait_until("all tunnels again", limit.as_secs(), |node| {
             whole(node, &star.names).iter().all(|whole| *whole)
         });
-    let near_events = near_events.so_far();
     let near_log = star.gateway.whole_log();
     let tunnels = star
         .names
@@ -160,7 +157,7 @@ fn run(quality: &str) -> Course {
                 sent: reports[index].sent,
                 received: reports[index].received,
                 dropped: dropped[index],
-                outages: outages(name, &near_events, &far_events[index].so_far()),
+                outages: outages(name, [&near_side, &far_sides[index]]),
                 attempts: begun_by(&star, name) - begun_before[index],
                 unanswered: unanswered(&logs),
                 logs,
@@ -283,35 +280,61 @@ impl Course {
     }
 }
 
+/// The IKE SAs of a node: those that it had, and what it has told of them since.
+struct Side {
+    at_first: Vec<(String, Message)>,
+    events: Events,
+}
+
+impl Side {
+    fn watch(node: &Node) -> Self {
+        let events = Events::listen(&node.socket(), &["ike-updown", "ike-rekey"])
+            .expect("a daemon that tells of its SAs");
+        Self {
+            at_first: node.sas(),
+            events,
+        }
+    }
+}
+
 /// How long a tunnel was not whole, each time: a side had no IKE SA, by what both sides tell.
-fn outages(name: &str, near: &[Event], far: &[Event]) -> Vec<Duration> {
-    let mut all: Vec<(Instant, usize, bool)> = [near, far]
-        .iter()
-        .enumerate()
-        .flat_map(|(side, events)| {
-            events
-                .iter()
-                .filter(|event| event.message.get(name).is_some())
-                .map(move |event| (event.at, side, event.message.text("up") == "yes"))
-        })
+fn outages(name: &str, sides: [&Side; 2]) -> Vec<Duration> {
+    // By their ids, for there may be several, and charon tells of the end of some that it has
+    // replaced.
+    let mut sas = sides.map(|side| -> BTreeSet<String> {
+        let own = side.at_first.iter().filter(|(sa, _)| sa == name);
+        own.map(|(_, sa)| sa.text("uniqueid").to_owned()).collect()
+    });
+    let told = sides.map(|side| side.events.so_far());
+    let mut all: Vec<(usize, &Event)> = (0..)
+        .zip(&told)
+        .flat_map(|(side, events)| events.iter().map(move |event| (side, event)))
+        .filter(|(_, event)| event.message.get(name).is_some())
         .collect();
-    all.sort_by_key(|(at, ..)| *at);
+    all.sort_by_key(|(_, event)| event.at);
     let mut outages = Vec::new();
     let mut begun: Option<Instant> = None;
-    // A new one may be up before the old one is given up.
-    let mut sas = [1, 1];
-    for (at, side, up) in all {
-        sas[side] += if up { 1 } else { -1 };
-        let whole = sas.iter().all(|count| *count > 0);
+    for (side, event) in all {
+        let id = |path: &str| event.message.text(&format!("{name}.{path}")).to_owned();
+        if event.name == "ike-rekey" {
+            let _ = sas[side].remove(&id("old.uniqueid"));
+            let _ = sas[side].insert(id("new.uniqueid"));
+        } else if event.message.text("up") == "yes" {
+            let _ = sas[side].insert(id("uniqueid"));
+        } else {
+            let _ = sas[side].remove(&id("uniqueid"));
+        }
+        let whole = sas.iter().all(|ids| !ids.is_empty());
         match begun {
-            None if !whole => begun = Some(at),
+            None if !whole => begun = Some(event.at),
             Some(begin) if whole => {
-                outages.push(at - begin);
+                outages.push(event.at - begin);
                 begun = None;
             }
             None | Some(_) => {}
         }
     }
+    outages.extend(begun.map(|begin| begin.elapsed()));
     outages
 }
 
