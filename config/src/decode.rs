@@ -7,6 +7,10 @@
 mod auth;
 mod child;
 
+#[cfg(test)]
+pub(crate) use auth::ROUND_KEYS;
+#[cfg(test)]
+pub(crate) use child::KEYS as CHILD_KEYS;
 use std::path::Path;
 use std::time::Duration;
 
@@ -48,7 +52,19 @@ pub struct Decoded<T> {
     pub warnings: Vec<Diagnostic>,
 }
 
-const CONNECTION_KEYS: &[&str] = &[
+/// Why a connection is refused, and what else there is to say about it.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The first thing that is wrong with it, in the order in which strongSwan would find it.
+    pub first: Diagnostic,
+    /// Further errors, and doubts.
+    pub others: Vec<Diagnostic>,
+}
+
+/// Errors of one connection that are kept. A file that has more of them is no file of tunnels.
+const MAX_ERRORS: usize = 64;
+
+pub(crate) const CONNECTION_KEYS: &[&str] = &[
     "version",
     "local_addrs",
     "remote_addrs",
@@ -79,6 +95,9 @@ const CONNECTION_KEYS: &[&str] = &[
     "pools",
     "if_id_in",
     "if_id_out",
+    "mediation",
+    "mediated_by",
+    "mediation_peer",
 ];
 
 /// Decodes one connection.
@@ -91,20 +110,36 @@ pub fn decode_connection(
     origin: Origin<'_>,
     names: &Names,
 ) -> Result<Decoded<Connection>, Diagnostic> {
+    decode_whole_connection(name, tree, origin, names).map_err(|refusal| refusal.first)
+}
+
+/// Decodes one connection, and goes on after an error to find the others.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn decode_whole_connection(
+    name: &str,
+    tree: &Tree,
+    origin: Origin<'_>,
+    names: &Names,
+) -> Result<Decoded<Connection>, Refusal> {
     let mut decoder = Decoder {
         origin,
         names,
         warnings: Vec::new(),
+        errors: Vec::new(),
     };
-    let value = decoder
-        .connection(name, tree)
-        .map_err(|error| error.prefix_path(&format!("connections.{name}")))?;
-    let warnings = decoder
-        .warnings
-        .into_iter()
-        .map(|warning| warning.prefix_path(&format!("connections.{name}")))
-        .collect();
-    Ok(Decoded { value, warnings })
+    let path = format!("connections.{name}");
+    let value = decoder.within(&path, |decoder| decoder.connection(name, tree));
+    let warnings = decoder.warnings;
+    let mut errors = decoder.errors.into_iter();
+    match errors.next() {
+        None => Ok(Decoded { value, warnings }),
+        Some(first) => Err(Refusal {
+            first,
+            others: errors.chain(warnings).collect(),
+        }),
+    }
 }
 
 /// One option: its name and place, and its value.
@@ -147,10 +182,29 @@ impl<'a> Opt<'a> {
         .at(self.entry.location.as_ref())
     }
 
+    /// What cannot work here is refused in words of our own, for the reference has none.
     fn unsupported(self, why: &str) -> Diagnostic {
-        let mut error = self.invalid(why);
-        error.code = "unsupported";
-        error
+        let value = match &self.entry.item {
+            Item::Value(value) => value.text().map(excerpt),
+            _ => None,
+        };
+        let message = match value {
+            Some(value) => format!("`{} = {value}`: {why}", self.name()),
+            None => format!("`{}`: {why}", self.name()),
+        };
+        Diagnostic::error("unsupported", message)
+            .key(self.name())
+            .at(self.place())
+    }
+
+    /// What is accepted and makes no difference.
+    fn without_effect(self, why: &str) -> Diagnostic {
+        Diagnostic::note(
+            "no-effect",
+            format!("`{}` has no effect: {why}", self.name()),
+        )
+        .key(self.name())
+        .at(self.place())
     }
 
     fn doubt(self, code: &'static str, message: impl Into<String>) -> Diagnostic {
@@ -164,9 +218,31 @@ struct Decoder<'a> {
     origin: Origin<'a>,
     names: &'a Names,
     warnings: Vec<Diagnostic>,
+    errors: Vec<Diagnostic>,
 }
 
 impl Decoder<'_> {
+    /// Decodes what stands in a section: what there is to say about it names that section.
+    fn within<T>(&mut self, section: &str, decode: impl FnOnce(&mut Self) -> T) -> T {
+        let (warnings, errors) = (self.warnings.len(), self.errors.len());
+        let value = decode(self);
+        for (all, before) in [(&mut self.warnings, warnings), (&mut self.errors, errors)] {
+            for diagnostic in all.split_off(before) {
+                all.push(diagnostic.prefix_path(section));
+            }
+        }
+        value
+    }
+
+    /// Keeps an error, so that decoding can go on and find the next.
+    fn keep(&mut self, result: Result<(), Diagnostic>) {
+        if let Err(error) = result
+            && self.errors.len() < MAX_ERRORS
+        {
+            self.errors.push(error);
+        }
+    }
+
     /// Warns of an option that is read and listed, and has no effect.
     fn inert(&mut self, option: Opt<'_>, set: bool, consequence: &str) {
         if set {
@@ -346,155 +422,188 @@ impl Decoder<'_> {
             .collect()
     }
 
-    fn connection(&mut self, name: &str, tree: &Tree) -> Result<Connection, Diagnostic> {
+    fn connection_option(
+        &mut self,
+        option: Opt<'_>,
+        connection: &mut Connection,
+        times: &mut Times,
+    ) -> Result<(), Diagnostic> {
         const KEYS: &[&str] = CONNECTION_KEYS;
-        let mut connection = blank(name);
-        let (mut reauth, mut rekey, mut over, mut rand) = (None, None, None, None);
-        for option in options(tree) {
-            match option.name() {
-                "version" => {
-                    connection.version = self.parse(option, KEYS, "0, 1 or 2", |text| {
-                        Some(match value::number(text)? {
-                            0 => IkeVersion::Any,
-                            1 => IkeVersion::V1,
-                            2 => IkeVersion::V2,
-                            _ => return None,
-                        })
-                    })?;
+        match option.name() {
+            "version" => {
+                connection.version = self.parse(option, KEYS, "0, 1 or 2", |text| {
+                    Some(match value::number(text)? {
+                        0 => IkeVersion::Any,
+                        1 => IkeVersion::V1,
+                        2 => IkeVersion::V2,
+                        _ => return None,
+                    })
+                })?;
+                if connection.version == IkeVersion::V1 {
+                    return Err(option
+                        .unsupported("IKEv1 is not supported")
+                        .help("have the peer use IKEv2, and leave `version` out or set it to 2"));
                 }
-                "local_addrs" => {
-                    connection.local_addrs = self.items(
-                        option,
-                        KEYS,
-                        "an address, network, range or name",
-                        value::host,
-                    )?;
-                }
-                "remote_addrs" => {
-                    connection.remote_addrs = self.items(
-                        option,
-                        KEYS,
-                        "an address, network, range or name",
-                        value::host,
-                    )?;
-                }
-                "local_port" => {
-                    connection.local_port = self.parse(option, KEYS, "a port", value::number16)?;
-                }
-                "remote_port" => {
-                    connection.remote_port = self.parse(option, KEYS, "a port", value::number16)?;
-                }
-                "proposals" => {
-                    connection.proposals = self.proposals(option, KEYS, ProtocolId::Ike)?;
-                }
-                "vips" => {
-                    connection.vips = self.items(option, KEYS, "an address", value::virtual_ip)?;
-                }
-                "aggressive" | "pull" => {
-                    self.boolean(option, KEYS)?;
-                }
-                "dscp" => {
-                    connection.dscp = self.parse(option, KEYS, "six binary digits", value::dscp)?;
-                }
-                "encap" => connection.encap = self.boolean(option, KEYS)?,
-                "mobike" => connection.mobike = self.boolean(option, KEYS)?,
-                "dpd_delay" => connection.dpd_delay = self.time(option, KEYS)?,
-                "dpd_timeout" => connection.dpd_timeout = self.time(option, KEYS)?,
-                "fragmentation" => {
-                    connection.fragmentation = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("yes", Fragmentation::Yes),
-                            ("accept", Fragmentation::Accept),
-                            ("force", Fragmentation::Force),
-                            ("no", Fragmentation::No),
-                        ],
-                    )?;
-                }
-                "childless" => {
-                    connection.childless = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("allow", Childless::Allow),
-                            ("prefer", Childless::Prefer),
-                            ("never", Childless::Never),
-                            ("force", Childless::Force),
-                        ],
-                    )?;
-                }
-                "send_certreq" => connection.send_certreq = self.boolean(option, KEYS)?,
-                "send_cert" => {
-                    connection.send_cert = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("always", SendCert::Always),
-                            ("never", SendCert::Never),
-                            ("ifasked", SendCert::IfAsked),
-                        ],
-                    )?;
-                }
-                "ocsp" => {
-                    let requested = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("reply", false),
-                            ("request", true),
-                            ("both", true),
-                            ("never", false),
-                        ],
-                    )?;
-                    if requested {
-                        self.warnings.push(option.doubt(
-                            "unsupported",
-                            "OCSP within IKE is not supported; nothing is requested",
-                        ));
-                    }
-                }
-                "ppk_id" => {
-                    connection.ppk_id = Some(self.identity(option, KEYS)?);
-                    self.inert(option, true, "post-quantum preshared keys are not used");
-                }
-                "ppk_required" => connection.ppk_required = self.boolean(option, KEYS)?,
-                "keyingtries" => connection.keyingtries = self.number(option, KEYS)?,
-                "unique" => {
-                    connection.unique = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("never", Unique::Never),
-                            ("no", Unique::No),
-                            ("keep", Unique::Keep),
-                            ("replace", Unique::Replace),
-                        ],
-                    )?;
-                }
-                "reauth_time" => reauth = Some(self.time(option, KEYS)?),
-                "rekey_time" => rekey = Some(self.time(option, KEYS)?),
-                "over_time" => over = Some(self.time(option, KEYS)?),
-                "rand_time" => rand = Some(self.time(option, KEYS)?),
-                "pools" => {
-                    connection.pools = self
-                        .list(option, KEYS)?
-                        .into_iter()
-                        .map(str::to_owned)
-                        .collect();
-                    let set = !connection.pools.is_empty();
-                    self.inert(option, set, "no addresses are handed out");
-                }
-                "if_id_in" => connection.if_id_in = self.if_id(option, KEYS)?,
-                "if_id_out" => connection.if_id_out = self.if_id(option, KEYS)?,
-                "mediation" if !self.boolean(option, KEYS)? => {}
-                "mediation" | "mediated_by" | "mediation_peer" => {
-                    return Err(option.unsupported("the mediation extension is not supported"));
-                }
-                _ => return Err(option.unknown(KEYS)),
             }
+            "local_addrs" => {
+                connection.local_addrs = self.items(
+                    option,
+                    KEYS,
+                    "an address, network, range or name",
+                    value::host,
+                )?;
+            }
+            "remote_addrs" => {
+                connection.remote_addrs = self.items(
+                    option,
+                    KEYS,
+                    "an address, network, range or name",
+                    value::host,
+                )?;
+            }
+            "local_port" => {
+                connection.local_port = self.parse(option, KEYS, "a port", value::number16)?;
+            }
+            "remote_port" => {
+                connection.remote_port = self.parse(option, KEYS, "a port", value::number16)?;
+            }
+            "proposals" => {
+                connection.proposals = self.proposals(option, KEYS, ProtocolId::Ike)?;
+            }
+            "vips" => {
+                connection.vips = self.items(option, KEYS, "an address", value::virtual_ip)?;
+            }
+            "aggressive" | "pull" => {
+                self.boolean(option, KEYS)?;
+                self.warnings.push(option.without_effect("it is of IKEv1"));
+            }
+            "dscp" => {
+                connection.dscp = self.parse(option, KEYS, "six binary digits", value::dscp)?;
+            }
+            "encap" => connection.encap = self.boolean(option, KEYS)?,
+            "mobike" => connection.mobike = self.boolean(option, KEYS)?,
+            "dpd_delay" => connection.dpd_delay = self.time(option, KEYS)?,
+            "dpd_timeout" => {
+                connection.dpd_timeout = self.time(option, KEYS)?;
+                self.warnings.push(option.without_effect(
+                    "it is of IKEv1; in IKEv2 the retransmissions of a liveness check decide",
+                ));
+            }
+            "fragmentation" => {
+                connection.fragmentation = self.choice(
+                    option,
+                    KEYS,
+                    &[
+                        ("yes", Fragmentation::Yes),
+                        ("accept", Fragmentation::Accept),
+                        ("force", Fragmentation::Force),
+                        ("no", Fragmentation::No),
+                    ],
+                )?;
+            }
+            "childless" => {
+                connection.childless = self.choice(
+                    option,
+                    KEYS,
+                    &[
+                        ("allow", Childless::Allow),
+                        ("prefer", Childless::Prefer),
+                        ("never", Childless::Never),
+                        ("force", Childless::Force),
+                    ],
+                )?;
+            }
+            "send_certreq" => connection.send_certreq = self.boolean(option, KEYS)?,
+            "send_cert" => {
+                connection.send_cert = self.choice(
+                    option,
+                    KEYS,
+                    &[
+                        ("always", SendCert::Always),
+                        ("never", SendCert::Never),
+                        ("ifasked", SendCert::IfAsked),
+                    ],
+                )?;
+            }
+            "ocsp" => {
+                let requested = self.choice(
+                    option,
+                    KEYS,
+                    &[
+                        ("reply", Some(false)),
+                        ("request", Some(true)),
+                        ("both", Some(true)),
+                        ("never", None),
+                    ],
+                )?;
+                match requested {
+                    Some(true) => self.warnings.push(option.doubt(
+                        "unsupported",
+                        "OCSP within IKE is not supported; nothing is requested",
+                    )),
+                    Some(false) => self.warnings.push(option.without_effect(
+                        "OCSP within IKE is not supported; no request is answered",
+                    )),
+                    None => {}
+                }
+            }
+            "ppk_id" => {
+                connection.ppk_id = Some(self.identity(option, KEYS)?);
+                self.inert(option, true, "post-quantum preshared keys are not used");
+            }
+            "ppk_required" => {
+                connection.ppk_required = self.boolean(option, KEYS)?;
+                if connection.ppk_required {
+                    return Err(option
+                        .unsupported("post-quantum preshared keys are not supported")
+                        .help("without it the connection works, but without such a key"));
+                }
+            }
+            "keyingtries" => connection.keyingtries = self.number(option, KEYS)?,
+            "unique" => {
+                connection.unique = self.choice(
+                    option,
+                    KEYS,
+                    &[
+                        ("never", Unique::Never),
+                        ("no", Unique::No),
+                        ("keep", Unique::Keep),
+                        ("replace", Unique::Replace),
+                    ],
+                )?;
+            }
+            "reauth_time" => times.reauth = Some(self.time(option, KEYS)?),
+            "rekey_time" => times.rekey = Some(self.time(option, KEYS)?),
+            "over_time" => times.over = Some(self.time(option, KEYS)?),
+            "rand_time" => times.rand = Some(self.time(option, KEYS)?),
+            "pools" => {
+                connection.pools = self
+                    .list(option, KEYS)?
+                    .into_iter()
+                    .map(str::to_owned)
+                    .collect();
+                let set = !connection.pools.is_empty();
+                self.inert(option, set, "no addresses are handed out");
+            }
+            "if_id_in" => connection.if_id_in = self.if_id(option, KEYS)?,
+            "if_id_out" => connection.if_id_out = self.if_id(option, KEYS)?,
+            "mediation" if !self.boolean(option, KEYS)? => {}
+            "mediation" | "mediated_by" | "mediation_peer" => {
+                return Err(option.unsupported("the mediation extension is not supported"));
+            }
+            _ => return Err(option.unknown(KEYS)),
         }
-        if reauth == Some(Duration::ZERO) && rekey.is_none() {
+        Ok(())
+    }
+
+    fn connection(&mut self, name: &str, tree: &Tree) -> Connection {
+        let mut connection = blank(name);
+        let mut times = Times::default();
+        for option in options(tree) {
+            let result = self.connection_option(option, &mut connection, &mut times);
+            self.keep(result);
+        }
+        if times.reauth == Some(Duration::ZERO) && times.rekey.is_none() {
             self.warnings.push(
                 Diagnostic::warning(
                     "never-rekeyed",
@@ -509,68 +618,68 @@ impl Decoder<'_> {
             connection.rekey_time,
             connection.over_time,
             connection.rand_time,
-        ) = ike_times(reauth, rekey, over, rand);
+        ) = times.complete();
         if connection.proposals.is_empty() {
             connection.proposals = default_proposals(ProtocolId::Ike);
         }
         for (entry, section) in tree.sections() {
             let lower = entry.name.to_ascii_lowercase();
             if lower == "children" {
-                self.children(&mut connection, section)?;
-            } else if lower.starts_with("local") {
-                let round = self.auth_round(&entry.name, section, true)?;
-                connection.local.push(round);
-            } else if lower.starts_with("remote") {
-                let round = self.auth_round(&entry.name, section, false)?;
-                connection.remote.push(round);
+                self.within("children", |decoder| {
+                    decoder.children(&mut connection, section)
+                });
+            } else if lower.starts_with("local") || lower.starts_with("remote") {
+                let local = lower.starts_with("local");
+                let round = self.within(&entry.name, |decoder| {
+                    decoder.auth_round(&entry.name, section, local)
+                });
+                let rounds = if local {
+                    &mut connection.local
+                } else {
+                    &mut connection.remote
+                };
+                rounds.push(round);
+                if rounds.len() == 2 {
+                    self.keep(Err(Diagnostic::error(
+                        "unsupported",
+                        format!(
+                            "`{}`: more than one round of authentication is not supported",
+                            entry.name
+                        ),
+                    )
+                    .key(&entry.name)
+                    .at(entry.location.as_ref())));
+                }
             } else {
-                return Err(Diagnostic::error(
+                self.keep(Err(Diagnostic::error(
                     "unknown-section",
                     format!("`{}` is no section of a connection", entry.name),
                 )
                 .stock(format!("invalid section: {}", entry.name))
                 .key(&entry.name)
                 .help_opt(suggest(&entry.name, ["local", "remote", "children"]))
-                .at(entry.location.as_ref()));
+                .at(entry.location.as_ref())));
             }
         }
-        // A stable sort: rounds of the same number stay in file order.
-        connection.local.sort_by_key(|round| round.round);
-        connection.remote.sort_by_key(|round| round.round);
         if connection.local.is_empty() {
             connection.local.push(blank_round("local", true));
         }
         if connection.remote.is_empty() {
             connection.remote.push(blank_round("remote", false));
         }
-        if connection.version == IkeVersion::V1 {
-            self.warnings.push(Diagnostic::warning(
-                "unsupported",
-                "IKEv1 is not supported: the connection is loaded, but never negotiates",
-            ));
-        }
-        Ok(connection)
+        connection
     }
 
-    fn children(&mut self, connection: &mut Connection, tree: &Tree) -> Result<(), Diagnostic> {
-        if let Some(option) = options(tree).next() {
-            return Err(option
+    fn children(&mut self, connection: &mut Connection, tree: &Tree) {
+        for option in options(tree) {
+            self.keep(Err(option
                 .unknown(&[])
-                .path("children")
-                .help("`children` holds sections, one for each child"));
+                .help("`children` holds sections, one for each child")));
         }
         for (entry, section) in tree.sections() {
-            let before = self.warnings.len();
-            let path = format!("children.{}", entry.name);
-            let child = self
-                .child(&entry.name, section)
-                .map_err(|error| error.prefix_path(&path))?;
-            for warning in self.warnings.split_off(before) {
-                self.warnings.push(warning.prefix_path(&path));
-            }
+            let child = self.within(&entry.name, |decoder| decoder.child(&entry.name, section));
             connection.children.push(child);
         }
-        Ok(())
     }
 
     /// A certificate or key: its contents, or in a file the name of its file or its hex or base64.
@@ -624,23 +733,38 @@ fn is_printable(text: &str) -> bool {
     text.bytes().all(|octet| (0x20..0x7f).contains(&octet))
 }
 
-/// Defaults of the IKE SA's times: reauthentication, rekeying, margin, jitter.
-fn ike_times(
+/// The IKE SA's times as given.
+#[derive(Clone, Copy, Default)]
+struct Times {
     reauth: Option<Duration>,
     rekey: Option<Duration>,
     over: Option<Duration>,
     rand: Option<Duration>,
-) -> (Duration, Duration, Duration, Duration) {
-    let rekey = rekey.unwrap_or_else(|| match reauth {
-        // Given at all, even as zero.
-        Some(_) => Duration::ZERO,
-        None => Duration::from_secs(4 * 3600),
-    });
-    let reauth = reauth.unwrap_or(Duration::ZERO);
-    let longest = reauth.max(rekey);
-    let over = over.unwrap_or_else(|| Duration::from_secs(longest.as_secs() / 10));
-    let rand = rand.unwrap_or_else(|| over.min(Duration::from_secs(longest.as_secs() / 2)));
-    (reauth, rekey, over, rand)
+}
+
+impl Times {
+    /// With their defaults: reauthentication, rekeying, margin, jitter.
+    fn complete(self) -> (Duration, Duration, Duration, Duration) {
+        let rekey = self.rekey.unwrap_or_else(|| match self.reauth {
+            // Given at all, even as zero.
+            Some(_) => Duration::ZERO,
+            None => Duration::from_secs(4 * 3600),
+        });
+        let reauth = self.reauth.unwrap_or(Duration::ZERO);
+        let longest = reauth.max(rekey);
+        let over = self
+            .over
+            .unwrap_or_else(|| Duration::from_secs(longest.as_secs() / 10));
+        let rand = self
+            .rand
+            .unwrap_or_else(|| over.min(Duration::from_secs(longest.as_secs() / 2)));
+        (reauth, rekey, over, rand)
+    }
+}
+
+/// The beginning of a value, for messages.
+fn excerpt(text: &str) -> String {
+    text.chars().take(80).collect()
 }
 
 /// A connection with every default, and no children.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::tree::Location;
 
-/// An error or warning about configuration.
+/// An error, warning or note about configuration.
 #[derive(Clone, Debug)]
 pub struct Diagnostic(Box<Details>);
 
@@ -42,7 +42,12 @@ pub enum Level {
     Error,
     /// The definition is used, but probably does not mean what was intended.
     Warning,
+    /// The definition is used, and something in it makes no difference.
+    Note,
 }
+
+/// The longest line that is shown.
+const MAX_EXCERPT: usize = 1024;
 
 #[derive(Clone, Debug)]
 struct Excerpt {
@@ -87,6 +92,12 @@ impl Diagnostic {
         let mut warning = Self::error(code, message);
         warning.level = Level::Warning;
         warning
+    }
+
+    pub(crate) fn note(code: &'static str, message: impl Into<String>) -> Self {
+        let mut note = Self::error(code, message);
+        note.level = Level::Note;
+        note
     }
 
     pub(crate) fn stock(mut self, text: impl Into<String>) -> Self {
@@ -140,6 +151,10 @@ impl Diagnostic {
     pub(crate) fn at(self, location: Option<&Location>) -> Self {
         let excerpt = location.and_then(|location| {
             let line = location.source.line(location.line)?;
+            // A line of any length may be the place of any number of diagnostics.
+            if line.len() > MAX_EXCERPT {
+                return None;
+            }
             let offset = usize::try_from(location.column).ok()?.saturating_sub(1);
             Some(Excerpt {
                 file: location.source.name().to_owned(),
@@ -205,7 +220,7 @@ impl Diagnostic {
 /// A [`Diagnostic`] as data, for JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Error or warning.
+    /// Error, warning or note.
     pub level: Level,
     /// Machine-readable class.
     pub code: &'static str,
@@ -257,6 +272,7 @@ impl miette::Diagnostic for Diagnostic {
         Some(match self.level {
             Level::Error => Severity::Error,
             Level::Warning => Severity::Warning,
+            Level::Note => Severity::Advice,
         })
     }
 

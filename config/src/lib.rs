@@ -18,6 +18,7 @@ pub mod load;
 pub mod model;
 pub mod names;
 pub mod proposal;
+pub mod reference;
 pub mod secret;
 pub mod settings;
 pub mod tree;

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use swanherd_ipsec::Secret;
 
-use crate::decode::{Origin, decode_connection};
+use crate::decode::{Origin, decode_whole_connection};
 use crate::diagnostic::{Diagnostic, Level, Report};
 use crate::files::{Files, SystemFiles};
 use crate::grammar::parse_file;
 use crate::model::{Connection, SharedSecret};
 use crate::names::Names;
 use crate::secret::{Passphrase, decode_secrets};
-use crate::tree::{Tree, Value};
+use crate::tree::{Item, Tree, Value};
 
 /// Everything that a swanctl.conf defines.
 #[derive(Debug)]
@@ -55,12 +55,6 @@ pub enum CertificateKind {
     EndEntity,
     /// `x509ca`: certification authorities.
     Authority,
-    /// `x509ocsp`: OCSP signers.
-    OcspSigner,
-    /// `x509crl`: revocation lists.
-    RevocationList,
-    /// `pubkey`: raw public keys.
-    PublicKey,
 }
 
 /// A private key.
@@ -101,11 +95,45 @@ pub struct Authority {
 const CERTIFICATE_DIRECTORIES: &[(&str, CertificateKind)] = &[
     ("x509", CertificateKind::EndEntity),
     ("x509ca", CertificateKind::Authority),
-    ("x509ocsp", CertificateKind::OcspSigner),
-    ("x509crl", CertificateKind::RevocationList),
-    ("pubkey", CertificateKind::PublicKey),
 ];
 const KEY_DIRECTORIES: &[&str] = &["private", "rsa", "ecdsa", "pkcs8"];
+/// Directories of which nothing is used, and what that means.
+const UNUSED_DIRECTORIES: &[(&str, &str)] = &[
+    ("x509ocsp", "OCSP is not supported"),
+    (
+        "x509crl",
+        "revocation lists are not supported, so that a revoked certificate is accepted",
+    ),
+    ("x509aa", "attribute certificates are not supported"),
+    ("x509ac", "attribute certificates are not supported"),
+    (
+        "pubkey",
+        "a raw public key is trusted where `pubkeys` of a connection names it",
+    ),
+    ("pkcs12", "PKCS#12 containers are not supported"),
+];
+pub(crate) const POOL_KEYS: &[&str] = &[
+    "addrs",
+    "dns",
+    "nbns",
+    "dhcp",
+    "netmask",
+    "server",
+    "subnet",
+    "p_cscf",
+    "split_include",
+    "split_exclude",
+];
+pub(crate) const AUTHORITY_KEYS: &[&str] = &[
+    "cacert",
+    "file",
+    "handle",
+    "slot",
+    "module",
+    "crl_uris",
+    "ocsp_uris",
+    "cert_uri_base",
+];
 const TOP_SECTIONS: &[&str] = &["connections", "secrets", "pools", "authorities"];
 
 /// Loads `path` from the system's files, with the system's names of protocols and services.
@@ -154,12 +182,15 @@ pub fn load_swanctl_from(
     if let Some(connections) = parsed.tree.section("connections") {
         for (entry, section) in connections.sections() {
             let origin = Origin::File { dir, files };
-            let connection = match decode_connection(&entry.name, section, origin, names) {
+            let connection = match decode_whole_connection(&entry.name, section, origin, names) {
                 Ok(decoded) => {
                     loaded.diagnostics.extend(decoded.warnings);
                     Ok(decoded.value)
                 }
-                Err(error) => Err(error),
+                Err(refusal) => {
+                    loaded.diagnostics.extend(refusal.others);
+                    Err(refusal.first)
+                }
             };
             loaded.connections.push((entry.name.clone(), connection));
         }
@@ -231,16 +262,19 @@ impl Loaded {
                 self.private_keys.push(PrivateKey { path, data });
             }
         }
-        for directory in ["pkcs12", "x509aa", "x509ac"] {
+        for (directory, consequence) in UNUSED_DIRECTORIES {
             let unused = dir.join(directory);
             if files.list(&unused).is_ok_and(|found| !found.is_empty()) {
-                self.diagnostics.push(Diagnostic::warning(
-                    "unsupported",
-                    format!(
-                        "the files in {} are not supported and not read",
-                        unused.display()
-                    ),
-                ));
+                self.diagnostics.push(
+                    Diagnostic::warning(
+                        "unsupported",
+                        format!(
+                            "the files in {} are not used: {consequence}",
+                            unused.display()
+                        ),
+                    )
+                    .key(*directory),
+                );
             }
         }
     }
@@ -280,12 +314,39 @@ impl Loaded {
                 );
                 continue;
             };
-            let attributes = section
-                .entries()
-                .iter()
-                .filter(|entry| entry.name != "addrs")
-                .filter_map(|entry| Some((entry.name.clone(), split(section.value(&entry.name)?))))
-                .collect();
+            self.diagnostics.push(
+                Diagnostic::warning(
+                    "unsupported",
+                    "address pools are not supported: no address is handed out",
+                )
+                .path(format!("pools.{}", entry.name))
+                .key(&entry.name)
+                .at(entry.location.as_ref()),
+            );
+            let mut attributes = Vec::new();
+            for attribute in section.entries() {
+                let Item::Value(value) = &attribute.item else {
+                    continue;
+                };
+                let name = attribute.name.as_str();
+                if name == "addrs" {
+                    continue;
+                }
+                if !POOL_KEYS.contains(&name) && name.parse::<u16>().is_err() {
+                    self.diagnostics.push(
+                        Diagnostic::warning(
+                            "unknown-option",
+                            format!("`{name}` is no attribute of a pool"),
+                        )
+                        .stock(format!("invalid attribute: {name}"))
+                        .path(format!("pools.{}", entry.name))
+                        .key(name)
+                        .help_opt(crate::diagnostic::suggest(name, POOL_KEYS.iter().copied()))
+                        .at(attribute.location.as_ref()),
+                    );
+                }
+                attributes.push((name.to_owned(), split(value)));
+            }
             self.pools.push(Pool {
                 name: entry.name.clone(),
                 addrs: addrs.to_owned(),
@@ -296,13 +357,57 @@ impl Loaded {
 
     fn authorities(&mut self, tree: &Tree, dir: &Path, files: &dyn Files) {
         for (entry, section) in tree.sections() {
+            let path = format!("authorities.{}", entry.name);
             match authority(&entry.name, section, dir, files) {
-                Ok(authority) => self.authorities.push(authority),
-                Err(error) => self.diagnostics.push(
-                    error
-                        .path(format!("authorities.{}", entry.name))
-                        .at(entry.location.as_ref()),
-                ),
+                Ok((source, authority)) => {
+                    for (key, consequence) in [
+                        ("crl_uris", "no revocation list is fetched"),
+                        ("ocsp_uris", "no OCSP server is asked"),
+                        ("cert_uri_base", "certificates are sent whole"),
+                    ] {
+                        if let Some(Item::Value(value)) = section.get(key)
+                            && !value.octets().is_empty()
+                        {
+                            self.diagnostics.push(
+                                Diagnostic::warning(
+                                    "unsupported",
+                                    format!("`{key}` is not supported yet: {consequence}"),
+                                )
+                                .path(&path)
+                                .key(key)
+                                .at(value.location()),
+                            );
+                        }
+                    }
+                    for key in ["slot", "module"] {
+                        if let Some(Item::Value(value)) = section.get(key) {
+                            self.diagnostics.push(
+                                Diagnostic::note(
+                                    "no-effect",
+                                    format!(
+                                        "`{key}` has no effect: PKCS#11 tokens are not supported"
+                                    ),
+                                )
+                                .path(&path)
+                                .key(key)
+                                .at(value.location()),
+                            );
+                        }
+                    }
+                    // What is in x509ca is trusted already.
+                    if !self.certificates.iter().any(|known| known.path == source) {
+                        self.certificates.push(Certificate {
+                            kind: CertificateKind::Authority,
+                            path: source,
+                            data: authority.certificate.clone(),
+                        });
+                    }
+                    self.authorities.push(authority);
+                }
+                Err(error) => {
+                    let place = error.location.clone().or_else(|| entry.location.clone());
+                    self.diagnostics.push(error.path(path).at(place.as_ref()));
+                }
             }
         }
     }
@@ -313,19 +418,9 @@ fn authority(
     section: &Tree,
     dir: &Path,
     files: &dyn Files,
-) -> Result<Authority, Diagnostic> {
-    const KNOWN: &[&str] = &[
-        "cacert",
-        "file",
-        "handle",
-        "slot",
-        "module",
-        "crl_uris",
-        "ocsp_uris",
-        "cert_uri_base",
-    ];
+) -> Result<(PathBuf, Authority), Diagnostic> {
     for entry in section.entries() {
-        if !KNOWN.contains(&entry.name.as_str()) {
+        if !AUTHORITY_KEYS.contains(&entry.name.as_str()) {
             return Err(Diagnostic::error(
                 "unknown-option",
                 format!("`{}` is no option here", entry.name),
@@ -337,8 +432,9 @@ fn authority(
             .key(&entry.name)
             .help_opt(crate::diagnostic::suggest(
                 &entry.name,
-                KNOWN.iter().copied(),
-            )));
+                AUTHORITY_KEYS.iter().copied(),
+            ))
+            .at(entry.location.as_ref()));
         }
     }
     let text = |key| section.value(key).and_then(Value::text);
@@ -349,7 +445,9 @@ fn authority(
             return Err(Diagnostic::error(
                 "unsupported",
                 "certificates on PKCS#11 tokens are not supported",
-            ));
+            )
+            .key("handle")
+            .at(section.value("handle").and_then(Value::location)));
         }
         (None, None) => {
             return Err(
@@ -365,13 +463,14 @@ fn authority(
         )
     })?;
     let list = |key| section.value(key).map(split).unwrap_or_default();
-    Ok(Authority {
+    let authority = Authority {
         name: name.to_owned(),
         certificate,
         crl_uris: list("crl_uris"),
         ocsp_uris: list("ocsp_uris"),
         cert_uri_base: text("cert_uri_base").map(str::to_owned),
-    })
+    };
+    Ok((path, authority))
 }
 
 fn split(value: &Value) -> Vec<String> {

@@ -73,27 +73,27 @@ pub struct Connection {
     pub if_id_in: IfId,
     /// `if_id_out`.
     pub if_id_out: IfId,
-    /// `local*` rounds, sorted by `round`. Never empty.
+    /// The `local*` round. Never empty.
     pub local: Vec<AuthRound>,
-    /// `remote*` rounds, sorted by `round`. Never empty.
+    /// The `remote*` round. Never empty.
     pub remote: Vec<AuthRound>,
     /// `children`, in file order.
     pub children: Vec<Child>,
 }
 
 /// `version`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum IkeVersion {
     /// Accepts either, initiates IKEv2. Printed as `IKEv1/2`.
     Any,
-    /// IKEv1 only. Loads, so that files stay valid, but never negotiates here.
+    /// IKEv1 only: never negotiates. The decoder refuses it; recordings may have it.
     V1,
     /// IKEv2 only.
     V2,
 }
 
 /// An entry of `local_addrs` or `remote_addrs`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum HostSpec {
     /// One address.
     Addr(IpAddr),
@@ -230,7 +230,7 @@ pub enum AuthMethod {
     Psk,
     /// `pubkey`, or a key type with constraints.
     Pubkey(PubkeyConstraints),
-    /// `eap` and friends; loads, but a negotiation that needs it is refused with a clear error.
+    /// `eap` and friends: never negotiates. The decoder refuses it; recordings may have it.
     Eap(String),
     /// Nothing given on the remote side: any method is accepted.
     Any,
@@ -440,7 +440,7 @@ pub struct SharedSecret {
 }
 
 /// Kind of a shared secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SharedKind {
     /// IKE pre-shared key.
     Ike,

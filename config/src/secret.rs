@@ -4,7 +4,7 @@
 use swanherd_ipsec::Secret;
 use zeroize::Zeroize as _;
 
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, suggest};
 use crate::identity::{IdentityPattern, decode_hex};
 use crate::model::{SharedKind, SharedSecret};
 use crate::tree::{Entry, Item, Tree, Value};
@@ -19,6 +19,11 @@ const SHARED: &[(&str, SharedKind)] = &[
 ];
 /// Prefixes of passphrases, and the directories that their files are in.
 const KEYS: &[&str] = &["private", "rsa", "ecdsa", "pkcs8", "pkcs12"];
+
+/// Options of a shared secret; `id` may have anything behind it.
+pub(crate) const SHARED_KEYS: &[&str] = &["secret", "id"];
+/// Options of a passphrase.
+pub(crate) const PASSPHRASE_KEYS: &[&str] = &["file", "secret"];
 
 /// A passphrase for a file with a private key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,12 +78,22 @@ fn one(
         let secret = octets(value, diagnostics)?;
         let mut owners = Vec::new();
         for entry in section.entries() {
-            let Item::Value(value) = &entry.item else {
-                continue;
-            };
-            if entry.name.starts_with("id") {
+            if let Item::Value(value) = &entry.item
+                && entry.name.starts_with("id")
+            {
                 owners.push(owner(&entry.name, value, diagnostics)?);
+            } else if entry.name != "secret" {
+                diagnostics.push(unknown(entry, SHARED_KEYS));
             }
+        }
+        let without = match kind {
+            SharedKind::Ike => None,
+            SharedKind::Eap => Some("EAP and XAuth are not supported"),
+            SharedKind::Ntlm => Some("EAP is not supported"),
+            SharedKind::Ppk => Some("post-quantum preshared keys are not supported"),
+        };
+        if let Some(why) = without {
+            diagnostics.push(without_effect(entry, why));
         }
         secrets.shared.push(SharedSecret {
             id: Some(entry.name.clone()),
@@ -97,6 +112,15 @@ fn one(
             )
             .at_secret(here));
         };
+        for entry in section.entries() {
+            if !PASSPHRASE_KEYS.contains(&entry.name.as_str()) {
+                diagnostics.push(unknown(entry, PASSPHRASE_KEYS));
+            }
+        }
+        diagnostics.push(without_effect(
+            entry,
+            "encrypted keys are not supported, and others need no passphrase",
+        ));
         secrets.passphrases.push(Passphrase {
             directory,
             file: file.to_owned(),
@@ -120,6 +144,25 @@ fn one(
     )
     .help("the name must begin with ike, eap, xauth, ntlm, ppk, private, rsa, ecdsa, pkcs8, pkcs12 or token")
     .at_secret(here))
+}
+
+fn unknown(entry: &Entry, known: &[&str]) -> Diagnostic {
+    Diagnostic::warning(
+        "unknown-option",
+        format!("`{}` is no option here and is ignored", entry.name),
+    )
+    .key(&entry.name)
+    .help_opt(suggest(&entry.name, known.iter().copied()))
+    .at_secret(entry.location.as_ref())
+}
+
+fn without_effect(entry: &Entry, why: &str) -> Diagnostic {
+    Diagnostic::note(
+        "no-effect",
+        format!("`{}` has no effect: {why}", entry.name),
+    )
+    .key(&entry.name)
+    .at_secret(entry.location.as_ref())
 }
 
 fn owner(

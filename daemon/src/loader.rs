@@ -103,6 +103,9 @@ impl Loader {
                 swanherd_config::diagnostic::Level::Warning => {
                     tracing::warn!("{}", diagnostic.line());
                 }
+                swanherd_config::diagnostic::Level::Note => {
+                    tracing::info!("{}", diagnostic.line());
+                }
             }
         }
         self.apply_credentials(&loaded).await?;
@@ -114,9 +117,6 @@ impl Loader {
             let ca = match certificate.kind {
                 CertificateKind::Authority => true,
                 CertificateKind::EndEntity => false,
-                CertificateKind::OcspSigner
-                | CertificateKind::RevocationList
-                | CertificateKind::PublicKey => continue,
             };
             let data = certificate.data.clone();
             let result = self

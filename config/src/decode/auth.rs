@@ -12,9 +12,9 @@ use crate::identity::IdentityPattern;
 use crate::model::{
     AuthMethod, AuthRound, CertSource, KeyType, PubkeyConstraints, Revocation, SignatureHash,
 };
-use crate::tree::{Item, Tree};
+use crate::tree::{Entry, Item, Tree};
 
-const LOCAL_KEYS: &[&str] = &[
+pub(crate) const ROUND_KEYS: &[&str] = &[
     "round",
     "auth",
     "id",
@@ -31,165 +31,231 @@ const LOCAL_KEYS: &[&str] = &[
 ];
 
 impl Decoder<'_> {
-    pub(super) fn auth_round(
-        &mut self,
-        section: &str,
-        tree: &Tree,
-        local: bool,
-    ) -> Result<AuthRound, Diagnostic> {
-        let before = self.warnings.len();
-        let round = self
-            .round(section, tree, local)
-            .map_err(|error| error.prefix_path(section))?;
-        for warning in self.warnings.split_off(before) {
-            self.warnings.push(warning.prefix_path(section));
-        }
-        Ok(round)
-    }
-
-    fn round(&mut self, section: &str, tree: &Tree, local: bool) -> Result<AuthRound, Diagnostic> {
-        const KEYS: &[&str] = LOCAL_KEYS;
+    pub(super) fn auth_round(&mut self, section: &str, tree: &Tree, local: bool) -> AuthRound {
         let mut round = blank_round(section, local);
         for option in options(tree) {
-            match option.name() {
-                "round" => round.round = self.number(option, KEYS)?,
-                "auth" => {
-                    let text = self.text(option, KEYS)?;
-                    round.auth =
-                        auth_method(text).map_err(|reason| auth_error(option, text, &reason))?;
-                    if matches!(round.auth, AuthMethod::Eap(_)) {
-                        self.warnings.push(option.doubt(
-                            "unsupported",
-                            format!("`{text}` is not supported: the connection is loaded, but negotiations that need it are refused"),
-                        ));
-                    }
-                }
-                "id" => round.id = Some(self.identity(option, KEYS)?),
-                "ca_id" => round.ca_id = Some(self.identity(option, KEYS)?),
-                "eap_id" => round.eap_id = Some(self.identity(option, KEYS)?),
-                "aaa_id" | "xauth_id" => {
-                    self.identity(option, KEYS)?;
-                    self.warnings.push(option.doubt(
-                        "unsupported",
-                        format!(
-                            "`{}` has no effect: EAP and XAuth are not supported",
-                            option.name()
-                        ),
-                    ));
-                }
-                "certs" => self.credentials(option, KEYS, "x509", &mut round.certs)?,
-                "cacerts" => self.credentials(option, KEYS, "x509ca", &mut round.cacerts)?,
-                "pubkeys" => self.credentials(option, KEYS, "pubkey", &mut round.pubkeys)?,
-                "groups" => round.groups = self.owned(option, KEYS)?,
-                "cert_policy" => {
-                    round.cert_policy =
-                        self.items(option, KEYS, "an object identifier", |text| {
-                            (text.contains('.')
-                                && text.split('.').all(|arc| {
-                                    !arc.is_empty() && arc.bytes().all(|o| o.is_ascii_digit())
-                                }))
-                            .then(|| text.to_owned())
-                        })?;
-                }
-                "revocation" => {
-                    round.revocation = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("strict", Revocation::Strict),
-                            ("ifuri", Revocation::IfUri),
-                            ("relaxed", Revocation::Relaxed),
-                        ],
-                    )?;
-                }
-                _ => return Err(option.unknown(KEYS)),
-            }
+            let result = self.round_option(option, &mut round, local);
+            self.keep(result);
         }
         for (entry, sub) in tree.sections() {
-            let lower = entry.name.to_ascii_lowercase();
-            let certs = if lower.starts_with("cert") {
-                &mut round.certs
-            } else if lower.starts_with("cacert") {
-                &mut round.cacerts
-            } else {
-                return Err(Diagnostic::error(
-                    "unknown-section",
-                    format!("`{}` is no section here", entry.name),
-                )
-                .stock(format!("invalid section: {}", entry.name))
-                .key(&entry.name)
-                .help_opt(suggest(&entry.name, ["cert", "cacert"]))
-                .at(entry.location.as_ref()));
-            };
-            let fail = |code, message: String, stock: &str| {
-                Diagnostic::error(code, message)
-                    .stock(format!("{stock}: {}", entry.name))
-                    .key(&entry.name)
-                    .at(entry.location.as_ref())
-            };
-            let (mut file, mut handle) = (None, false);
-            for option in options(sub) {
-                let known = &["file", "handle", "slot", "module"];
-                match option.name() {
-                    "file" => file = Some(self.text(option, known)?.to_owned()),
-                    "handle" => handle = true,
-                    "slot" | "module" => {}
-                    _ => return Err(option.unknown(known)),
-                }
-            }
-            match (file, handle) {
-                (None, false) => {
-                    return Err(fail(
-                        "invalid-value",
-                        "neither `file` nor `handle` is given".to_owned(),
-                        "handle or file path missing",
-                    ));
-                }
-                (Some(_), true) => {
-                    return Err(fail(
-                        "invalid-value",
-                        "both `file` and `handle` are given".to_owned(),
-                        "handle and file path given",
-                    ));
-                }
-                (None, true) => {
-                    return Err(fail(
-                        "unsupported",
-                        "certificates on PKCS#11 tokens are not supported".to_owned(),
-                        "unable to load certificate",
-                    ));
-                }
-                (Some(file), false) => {
-                    let data = match self.origin {
-                        Origin::File { files, .. } => files.read(file.as_ref()),
-                        Origin::Message => SystemFiles.read(file.as_ref()),
-                    };
-                    match data {
-                        Ok(data) if dn::certificate_subject(&data).is_some() => {
-                            certs.push(CertSource::Data(data));
-                        }
-                        Ok(_) => {
-                            return Err(fail(
-                                "invalid-value",
-                                format!("{file} is not an X.509 certificate"),
-                                "unable to load certificate",
-                            ));
-                        }
-                        Err(error) => {
-                            return Err(fail(
-                                "unreadable",
-                                format!("cannot read {file}: {error}"),
-                                "unable to load certificate",
-                            ));
-                        }
-                    }
-                }
-            }
+            let result = self.certificate_section(entry, sub, &mut round);
+            self.keep(result);
+        }
+        for option in options(tree) {
+            let result = self.constraint(option, &round, local);
+            self.keep(result);
         }
         if round.id.is_none() {
             self.identity_of_certificate(&mut round);
         }
-        Ok(round)
+        round
+    }
+
+    fn round_option(
+        &mut self,
+        option: Opt<'_>,
+        round: &mut AuthRound,
+        local: bool,
+    ) -> Result<(), Diagnostic> {
+        const KEYS: &[&str] = ROUND_KEYS;
+        match option.name() {
+            "round" => {
+                round.round = self.number(option, KEYS)?;
+                self.warnings
+                    .push(option.without_effect("there is one round of authentication only"));
+            }
+            "auth" => {
+                let text = self.text(option, KEYS)?;
+                round.auth =
+                    auth_method(text).map_err(|reason| auth_error(option, text, &reason))?;
+                if matches!(round.auth, AuthMethod::Eap(_)) {
+                    return Err(option
+                        .unsupported("authentication by EAP or XAuth is not supported")
+                        .help("use `pubkey` or `psk`"));
+                }
+            }
+            "id" => round.id = Some(self.identity(option, KEYS)?),
+            "ca_id" => round.ca_id = Some(self.identity(option, KEYS)?),
+            "eap_id" | "aaa_id" | "xauth_id" => {
+                let identity = self.identity(option, KEYS)?;
+                if option.name() == "eap_id" {
+                    round.eap_id = Some(identity);
+                }
+                self.warnings
+                    .push(option.without_effect("EAP and XAuth are not supported"));
+            }
+            "certs" => self.credentials(option, KEYS, "x509", &mut round.certs)?,
+            "cacerts" => self.credentials(option, KEYS, "x509ca", &mut round.cacerts)?,
+            "pubkeys" => self.credentials(option, KEYS, "pubkey", &mut round.pubkeys)?,
+            "groups" => round.groups = self.owned(option, KEYS)?,
+            "cert_policy" => {
+                round.cert_policy = self.items(option, KEYS, "an object identifier", |text| {
+                    (text.contains('.')
+                        && text
+                            .split('.')
+                            .all(|arc| !arc.is_empty() && arc.bytes().all(|o| o.is_ascii_digit())))
+                    .then(|| text.to_owned())
+                })?;
+            }
+            "revocation" => {
+                round.revocation = self.choice(
+                    option,
+                    KEYS,
+                    &[
+                        ("strict", Revocation::Strict),
+                        ("ifuri", Revocation::IfUri),
+                        ("relaxed", Revocation::Relaxed),
+                    ],
+                )?;
+            }
+            _ => return Err(option.unknown(KEYS)),
+        }
+        if local
+            && matches!(
+                option.name(),
+                "groups" | "cacerts" | "ca_id" | "cert_policy" | "revocation"
+            )
+        {
+            self.warnings
+                .push(option.without_effect("it restricts the peer's side, `remote`"));
+        }
+        Ok(())
+    }
+
+    /// Demands on the peer that nothing here can prove. They are judged once `auth` is known, which
+    /// may stand behind them.
+    fn constraint(
+        &mut self,
+        option: Opt<'_>,
+        round: &AuthRound,
+        local: bool,
+    ) -> Result<(), Diagnostic> {
+        let set = match option.name() {
+            "groups" => !round.groups.is_empty(),
+            "revocation" => round.revocation != Revocation::Relaxed,
+            _ => false,
+        };
+        if local || !set {
+            return Ok(());
+        }
+        if option.name() == "groups" {
+            return Err(option.unsupported("nothing here can prove that a peer belongs to a group"));
+        }
+        if round.auth == AuthMethod::Psk {
+            self.warnings
+                .push(option.without_effect("the peer shows no certificate"));
+            return Ok(());
+        }
+        if round.revocation == Revocation::IfUri {
+            self.warnings.push(option.doubt(
+                "unsupported",
+                "no certificate status can be obtained: certificates that name a revocation list or OCSP server are refused",
+            ));
+            return Ok(());
+        }
+        if round.auth == AuthMethod::Any {
+            self.warnings.push(option.doubt(
+                "unsupported",
+                "no certificate status can be obtained: every certificate is refused, so that the peer can authenticate by a preshared key only",
+            ));
+            return Ok(());
+        }
+        Err(option
+            .unsupported(
+                "no certificate status can be obtained, so that every certificate would be refused",
+            )
+            .help("`relaxed` accepts certificates whose status is not known"))
+    }
+
+    /// `cert*` and `cacert*`.
+    fn certificate_section(
+        &mut self,
+        entry: &Entry,
+        sub: &Tree,
+        round: &mut AuthRound,
+    ) -> Result<(), Diagnostic> {
+        let lower = entry.name.to_ascii_lowercase();
+        let certs = if lower.starts_with("cert") {
+            &mut round.certs
+        } else if lower.starts_with("cacert") {
+            &mut round.cacerts
+        } else {
+            return Err(Diagnostic::error(
+                "unknown-section",
+                format!("`{}` is no section here", entry.name),
+            )
+            .stock(format!("invalid section: {}", entry.name))
+            .key(&entry.name)
+            .help_opt(suggest(&entry.name, ["cert", "cacert"]))
+            .at(entry.location.as_ref()));
+        };
+        let fail = |code, message: String, stock: &str| {
+            Diagnostic::error(code, message)
+                .stock(format!("{stock}: {}", entry.name))
+                .key(&entry.name)
+                .at(entry.location.as_ref())
+        };
+        let (mut file, mut handle) = (None, false);
+        for option in options(sub) {
+            let known = &["file", "handle", "slot", "module"];
+            match option.name() {
+                "file" => file = Some(self.text(option, known)?.to_owned()),
+                "handle" => handle = true,
+                "slot" | "module" => self
+                    .warnings
+                    .push(option.without_effect("PKCS#11 tokens are not supported")),
+                _ => return Err(option.unknown(known)),
+            }
+        }
+        match (file, handle) {
+            (None, false) => {
+                return Err(fail(
+                    "invalid-value",
+                    "neither `file` nor `handle` is given".to_owned(),
+                    "handle or file path missing",
+                ));
+            }
+            (Some(_), true) => {
+                return Err(fail(
+                    "invalid-value",
+                    "both `file` and `handle` are given".to_owned(),
+                    "handle and file path given",
+                ));
+            }
+            (None, true) => {
+                return Err(fail(
+                    "unsupported",
+                    "certificates on PKCS#11 tokens are not supported".to_owned(),
+                    "unable to load certificate",
+                ));
+            }
+            (Some(file), false) => {
+                let data = match self.origin {
+                    Origin::File { files, .. } => files.read(file.as_ref()),
+                    Origin::Message => SystemFiles.read(file.as_ref()),
+                };
+                match data {
+                    Ok(data) if dn::certificate_subject(&data).is_some() => {
+                        certs.push(CertSource::Data(data));
+                    }
+                    Ok(_) => {
+                        return Err(fail(
+                            "invalid-value",
+                            format!("{file} is not an X.509 certificate"),
+                            "unable to load certificate",
+                        ));
+                    }
+                    Err(error) => {
+                        return Err(fail(
+                            "unreadable",
+                            format!("cannot read {file}: {error}"),
+                            "unable to load certificate",
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Without `id`, the subject of the first certificate is the identity.

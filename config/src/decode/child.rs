@@ -13,7 +13,7 @@ use crate::proposal::{default_proposals, lacks_integrity};
 use crate::tree::Tree;
 use crate::value;
 
-const KEYS: &[&str] = &[
+pub(crate) const KEYS: &[&str] = &[
     "ah_proposals",
     "esp_proposals",
     "sha256_96",
@@ -68,6 +68,14 @@ struct Limits {
     rand: Option<u64>,
 }
 
+/// The limits of a child in their three measures.
+#[derive(Clone, Copy, Default)]
+struct AllLimits {
+    time: Limits,
+    bytes: Limits,
+    packets: Limits,
+}
+
 impl Limits {
     /// Completes what is not given: each follows from the other, the jitter from their difference.
     fn complete(self, default: u64) -> (u64, u64, u64) {
@@ -87,167 +95,179 @@ impl Limits {
 }
 
 impl Decoder<'_> {
-    pub(super) fn child(&mut self, name: &str, tree: &Tree) -> Result<Child, Diagnostic> {
+    pub(super) fn child(&mut self, name: &str, tree: &Tree) -> Child {
         let mut child = blank(name);
-        let (mut time, mut bytes, mut packets) =
-            (Limits::default(), Limits::default(), Limits::default());
+        let mut limits = AllLimits::default();
         for option in options(tree) {
-            match option.name() {
-                "esp_proposals" => {
-                    child.proposals = self.proposals(option, KEYS, ProtocolId::Esp)?;
-                    if child.proposals.iter().any(lacks_integrity) {
-                        self.warnings.push(
-                            option
-                                .doubt(
-                                    "insecure",
-                                    "a proposal encrypts without protecting integrity",
-                                )
-                                .help("add an integrity algorithm such as `sha256`, or use GCM"),
-                        );
-                    }
-                }
-                "ah_proposals" => {
-                    if !self.list(option, KEYS)?.is_empty() {
-                        return Err(option.unsupported("AH is not supported"));
-                    }
-                }
-                "sha256_96" => {
-                    if self.boolean(option, KEYS)? {
-                        return Err(option
-                            .unsupported("truncating SHA-256 to 96 bits behind the peer's back is not supported")
-                            .help("use the keyword `sha256_96` in `esp_proposals` if the peer can negotiate it"));
-                    }
-                }
-                "local_ts" => child.local_ts = self.selectors(option)?,
-                "remote_ts" => child.remote_ts = self.selectors(option)?,
-                "rekey_time" => time.rekey = Some(self.time(option, KEYS)?.as_secs()),
-                "life_time" => time.life = Some(self.time(option, KEYS)?.as_secs()),
-                "rand_time" => time.rand = Some(self.time(option, KEYS)?.as_secs()),
-                "rekey_bytes" => bytes.rekey = Some(self.bytes(option)?),
-                "life_bytes" => bytes.life = Some(self.bytes(option)?),
-                "rand_bytes" => bytes.rand = Some(self.bytes(option)?),
-                "rekey_packets" => packets.rekey = Some(self.count(option)?),
-                "life_packets" => packets.life = Some(self.count(option)?),
-                "rand_packets" => packets.rand = Some(self.count(option)?),
-                "updown" => {
-                    child.updown = self.optional(option)?;
-                    self.inert(option, child.updown.is_some(), "scripts are not run");
-                }
-                "hostaccess" => {
-                    child.hostaccess = self.boolean(option, KEYS)?;
-                    self.inert(option, child.hostaccess, "scripts are not run");
-                }
-                "mode" => child.mode = self.mode(option)?,
-                "policies" => child.policies = self.boolean(option, KEYS)?,
-                "policies_fwd_out" => child.policies_fwd_out = self.boolean(option, KEYS)?,
-                "dpd_action" => child.dpd_action = self.action(option)?,
-                "start_action" => child.start_action = self.action(option)?,
-                "close_action" => child.close_action = self.action(option)?,
-                "ipcomp" => self.left_off(option, "IPComp is not supported and is not offered")?,
-                "icmp" => self.left_off(
-                    option,
-                    "ICMP errors from outside the selectors are not accepted: not supported",
-                )?,
-                "inactivity" => child.inactivity = self.time(option, KEYS)?,
-                "reqid" => child.reqid = self.number(option, KEYS)?,
-                "priority" => child.priority = self.number(option, KEYS)?,
-                "interface" => {
-                    child.interface = self.optional(option)?;
-                    let set = child.interface.is_some();
-                    self.inert(option, set, "policies are not bound to an interface");
-                }
-                "mark_in" => child.mark_in = self.mark(option, false)?,
-                "mark_out" => child.mark_out = self.mark(option, false)?,
-                "mark_in_sa" => child.mark_in_sa = self.boolean(option, KEYS)?,
-                "set_mark_in" => child.set_mark_in = self.mark(option, true)?,
-                "set_mark_out" => child.set_mark_out = self.mark(option, true)?,
-                "if_id_in" => child.if_id_in = self.if_id(option, KEYS)?,
-                "if_id_out" => child.if_id_out = self.if_id(option, KEYS)?,
-                "label" => {
-                    child.label = self.optional(option)?;
-                    if child.label.is_some() {
-                        return Err(option.unsupported("security labels are not supported"));
-                    }
-                }
-                "label_mode" => {
-                    self.choice(
-                        option,
-                        KEYS,
-                        &[("system", ()), ("simple", ()), ("selinux", ())],
-                    )?;
-                }
-                "tfc_padding" => {
-                    let text = self.text(option, KEYS)?;
-                    child.tfc_padding = if text == "mtu" {
-                        None
-                    } else {
-                        Some(self.number(option, KEYS)?)
-                    };
-                    if child.tfc_padding != Some(0) {
-                        self.warnings.push(option.doubt(
-                            "unsupported",
-                            "traffic flow confidentiality padding is not supported; packets keep their size",
-                        ));
-                    }
-                }
-                "replay_window" => child.replay_window = Some(self.number(option, KEYS)?),
-                "per_cpu_sas" => {
-                    let text = self.text(option, KEYS)?;
-                    if !text.eq_ignore_ascii_case("encap") && !self.boolean(option, KEYS)? {
-                        continue;
-                    }
-                    self.warnings.push(option.doubt(
-                        "unsupported",
-                        "SAs per CPU are not supported; one SA serves all",
-                    ));
-                }
-                "hw_offload" => {
-                    child.hw_offload = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("no", HwOffload::No),
-                            ("yes", HwOffload::Crypto),
-                            ("crypto", HwOffload::Crypto),
-                            ("packet", HwOffload::Packet),
-                            ("auto", HwOffload::Auto),
-                        ],
-                    )?;
-                }
-                "copy_df" => child.copy_df = self.boolean(option, KEYS)?,
-                "copy_ecn" => child.copy_ecn = self.boolean(option, KEYS)?,
-                "copy_dscp" => {
-                    child.copy_dscp = self.choice(
-                        option,
-                        KEYS,
-                        &[
-                            ("out", CopyDscp::Out),
-                            ("in", CopyDscp::In),
-                            ("yes", CopyDscp::Yes),
-                            ("no", CopyDscp::No),
-                        ],
-                    )?;
-                }
-                _ => return Err(option.unknown(KEYS)),
-            }
+            let result = self.child_option(option, &mut child, &mut limits);
+            self.keep(result);
         }
-        if let Some((entry, _)) = tree.sections().next() {
-            return Err(Diagnostic::error(
+        for (entry, _) in tree.sections() {
+            self.keep(Err(Diagnostic::error(
                 "unknown-section",
                 format!("`{}` is no section of a child", entry.name),
             )
             .stock(format!("invalid section: {}", entry.name))
             .key(&entry.name)
-            .at(entry.location.as_ref()));
+            .at(entry.location.as_ref())));
         }
-        let (rekey, life, rand) = time.complete(3600);
+        let (rekey, life, rand) = limits.time.complete(3600);
         child.rekey_time = Duration::from_secs(rekey);
         child.life_time = Duration::from_secs(life);
         child.rand_time = Duration::from_secs(rand);
-        (child.rekey_bytes, child.life_bytes, child.rand_bytes) = bytes.complete(0);
-        (child.rekey_packets, child.life_packets, child.rand_packets) = packets.complete(0);
+        (child.rekey_bytes, child.life_bytes, child.rand_bytes) = limits.bytes.complete(0);
+        (child.rekey_packets, child.life_packets, child.rand_packets) = limits.packets.complete(0);
         complete(&mut child);
-        Ok(child)
+        child
+    }
+
+    fn child_option(
+        &mut self,
+        option: Opt<'_>,
+        child: &mut Child,
+        limits: &mut AllLimits,
+    ) -> Result<(), Diagnostic> {
+        match option.name() {
+            "esp_proposals" => {
+                child.proposals = self.proposals(option, KEYS, ProtocolId::Esp)?;
+                if child.proposals.iter().any(lacks_integrity) {
+                    self.warnings.push(
+                        option
+                            .doubt(
+                                "insecure",
+                                "a proposal encrypts without protecting integrity",
+                            )
+                            .help("add an integrity algorithm such as `sha256`, or use GCM"),
+                    );
+                }
+            }
+            "ah_proposals" => {
+                if !self.list(option, KEYS)?.is_empty() {
+                    return Err(option.unsupported("AH is not supported"));
+                }
+            }
+            "sha256_96" => {
+                if self.boolean(option, KEYS)? {
+                    return Err(option
+                            .unsupported("truncating SHA-256 to 96 bits behind the peer's back is not supported")
+                            .help("use the keyword `sha256_96` in `esp_proposals` if the peer can negotiate it"));
+                }
+            }
+            "local_ts" => child.local_ts = self.selectors(option)?,
+            "remote_ts" => child.remote_ts = self.selectors(option)?,
+            "rekey_time" => limits.time.rekey = Some(self.time(option, KEYS)?.as_secs()),
+            "life_time" => limits.time.life = Some(self.time(option, KEYS)?.as_secs()),
+            "rand_time" => limits.time.rand = Some(self.time(option, KEYS)?.as_secs()),
+            "rekey_bytes" => limits.bytes.rekey = Some(self.bytes(option)?),
+            "life_bytes" => limits.bytes.life = Some(self.bytes(option)?),
+            "rand_bytes" => limits.bytes.rand = Some(self.bytes(option)?),
+            "rekey_packets" => limits.packets.rekey = Some(self.count(option)?),
+            "life_packets" => limits.packets.life = Some(self.count(option)?),
+            "rand_packets" => limits.packets.rand = Some(self.count(option)?),
+            "updown" => {
+                child.updown = self.optional(option)?;
+                self.inert(option, child.updown.is_some(), "scripts are not run");
+            }
+            "hostaccess" => {
+                child.hostaccess = self.boolean(option, KEYS)?;
+                self.inert(option, child.hostaccess, "scripts are not run");
+            }
+            "mode" => child.mode = self.mode(option)?,
+            "policies" => child.policies = self.boolean(option, KEYS)?,
+            "policies_fwd_out" => child.policies_fwd_out = self.boolean(option, KEYS)?,
+            "dpd_action" => child.dpd_action = self.action(option)?,
+            "start_action" => child.start_action = self.action(option)?,
+            "close_action" => child.close_action = self.action(option)?,
+            "ipcomp" => self.left_off(option, "IPComp is not supported and is not offered")?,
+            "icmp" => self.left_off(
+                option,
+                "ICMP errors from outside the selectors are not accepted: not supported",
+            )?,
+            "inactivity" => child.inactivity = self.time(option, KEYS)?,
+            "reqid" => child.reqid = self.number(option, KEYS)?,
+            "priority" => child.priority = self.number(option, KEYS)?,
+            "interface" => {
+                child.interface = self.optional(option)?;
+                let set = child.interface.is_some();
+                self.inert(option, set, "policies are not bound to an interface");
+            }
+            "mark_in" => child.mark_in = self.mark(option, false)?,
+            "mark_out" => child.mark_out = self.mark(option, false)?,
+            "mark_in_sa" => child.mark_in_sa = self.boolean(option, KEYS)?,
+            "set_mark_in" => child.set_mark_in = self.mark(option, true)?,
+            "set_mark_out" => child.set_mark_out = self.mark(option, true)?,
+            "if_id_in" => child.if_id_in = self.if_id(option, KEYS)?,
+            "if_id_out" => child.if_id_out = self.if_id(option, KEYS)?,
+            "label" => {
+                child.label = self.optional(option)?;
+                if child.label.is_some() {
+                    return Err(option.unsupported("security labels are not supported"));
+                }
+            }
+            "label_mode" => {
+                self.choice(
+                    option,
+                    KEYS,
+                    &[("system", ()), ("simple", ()), ("selinux", ())],
+                )?;
+                self.warnings
+                    .push(option.without_effect("security labels are not supported"));
+            }
+            "tfc_padding" => {
+                let text = self.text(option, KEYS)?;
+                child.tfc_padding = if text == "mtu" {
+                    None
+                } else {
+                    Some(self.number(option, KEYS)?)
+                };
+                if child.tfc_padding != Some(0) {
+                    self.warnings.push(option.doubt(
+                            "unsupported",
+                            "traffic flow confidentiality padding is not supported; packets keep their size",
+                        ));
+                }
+            }
+            "replay_window" => child.replay_window = Some(self.number(option, KEYS)?),
+            "per_cpu_sas" => {
+                let text = self.text(option, KEYS)?;
+                if !text.eq_ignore_ascii_case("encap") && !self.boolean(option, KEYS)? {
+                    return Ok(());
+                }
+                self.warnings.push(option.doubt(
+                    "unsupported",
+                    "SAs per CPU are not supported; one SA serves all",
+                ));
+            }
+            "hw_offload" => {
+                child.hw_offload = self.choice(
+                    option,
+                    KEYS,
+                    &[
+                        ("no", HwOffload::No),
+                        ("yes", HwOffload::Crypto),
+                        ("crypto", HwOffload::Crypto),
+                        ("packet", HwOffload::Packet),
+                        ("auto", HwOffload::Auto),
+                    ],
+                )?;
+            }
+            "copy_df" => child.copy_df = self.boolean(option, KEYS)?,
+            "copy_ecn" => child.copy_ecn = self.boolean(option, KEYS)?,
+            "copy_dscp" => {
+                child.copy_dscp = self.choice(
+                    option,
+                    KEYS,
+                    &[
+                        ("out", CopyDscp::Out),
+                        ("in", CopyDscp::In),
+                        ("yes", CopyDscp::Yes),
+                        ("no", CopyDscp::No),
+                    ],
+                )?;
+            }
+            _ => return Err(option.unknown(KEYS)),
+        }
+        Ok(())
     }
 
     fn selectors(&mut self, option: Opt<'_>) -> Result<Vec<SelectorSpec>, Diagnostic> {

@@ -98,13 +98,51 @@ fn switching_reauthentication_off_explicitly_warns_that_rekeying_goes_with_it() 
 }
 
 #[test]
-fn rounds_are_sorted() {
-    let connection =
-        decode("remote-b { round = 2\n auth = psk\n }\nremote-a { round = 1\n id = x\n }")
-            .unwrap()
-            .value;
-    assert_eq!(connection.remote[0].section, "remote-a");
-    assert_eq!(connection.remote[1].auth, AuthMethod::Psk);
+fn every_error_of_a_connection_is_found_and_the_first_is_what_strongswan_would_find() {
+    let parsed = parse_str(
+        "test.conf",
+        b"mobike = on
+local {
+ auth = pks
+ id = a
+}
+children {
+ net {
+  rekeytime = 1h
+  mode = x
+  local_ts = 10.0.0.1/8
+ }
+}",
+    )
+    .unwrap();
+    let refusal = decode_whole_connection("c1", &parsed.tree, Origin::Message, &Names::builtin())
+        .unwrap_err();
+    assert_eq!(refusal.first.key.as_deref(), Some("mobike"));
+    let others: Vec<_> = refusal
+        .others
+        .iter()
+        .map(|d| (d.path.as_str(), d.key.as_deref().unwrap_or_default()))
+        .collect();
+    assert_eq!(
+        others,
+        [
+            ("connections.c1.local", "auth"),
+            ("connections.c1.children.net", "rekeytime"),
+            ("connections.c1.children.net", "mode"),
+            ("connections.c1.children.net", "local_ts"),
+        ]
+    );
+}
+
+#[test]
+fn the_errors_of_a_connection_are_bounded() {
+    let text = (0..10_000)
+        .map(|n| format!("x{n} = 1\n"))
+        .collect::<String>();
+    let parsed = parse_str("test.conf", text.as_bytes()).unwrap();
+    let refusal = decode_whole_connection("c1", &parsed.tree, Origin::Message, &Names::builtin())
+        .unwrap_err();
+    assert_eq!(refusal.others.len() + 1, MAX_ERRORS);
 }
 
 #[test]
