@@ -271,6 +271,12 @@ impl IdentityPattern {
         }
     }
 
+    /// What to file the pattern under in an index; `None` if it matches more than one identity.
+    /// Whatever it matches has this [`identity_key`], though not all that have it match.
+    pub fn index_key(&self) -> Option<Identity> {
+        (self.kind == Kind::Concrete).then(|| identity_key(&self.identity))
+    }
+
     /// The regular expression's error, if this is one that cannot be compiled.
     pub(crate) fn regex_error(&self) -> Option<String> {
         if self.kind != Kind::Regex {
@@ -308,6 +314,34 @@ pub fn same_identity(a: &Identity, b: &Identity) -> bool {
             }
         }
         _ => a.data == b.data,
+    }
+}
+
+/// What to look an identity up under in an index: identities that are the
+/// [same](same_identity) have the same key.
+pub fn identity_key(identity: &Identity) -> Identity {
+    let data = match identity.id_type {
+        IdType::Fqdn | IdType::Rfc822Addr => identity.data.to_ascii_lowercase(),
+        IdType::DerAsn1Dn => match dn::attributes(&identity.data) {
+            Some(attributes) => {
+                let mut data = Vec::with_capacity(identity.data.len());
+                for attribute in attributes {
+                    for part in [attribute.oid, attribute.value] {
+                        data.extend_from_slice(&part.len().to_be_bytes());
+                        // Whether case counts is a matter of both names' string types.
+                        data.extend(part.iter().map(u8::to_ascii_lowercase));
+                    }
+                    data.push(u8::from(attribute.joined));
+                }
+                data
+            }
+            None => identity.data.clone(),
+        },
+        _ => identity.data.clone(),
+    };
+    Identity {
+        id_type: identity.id_type,
+        data,
     }
 }
 
@@ -594,6 +628,28 @@ mod tests {
                 && let Some(identity) = pattern.identity()
             {
                 prop_assert_eq!(pattern.matches(&identity), Some(MATCH_EXACT));
+            }
+        }
+
+        #[test]
+        fn what_a_pattern_matches_has_its_key(
+            one in "C=CH, CN=[aB*]{1,2}|[aB]@[aB]|[aB*]{1,2}|@#0[0-3]|192\\.0\\.2\\.[12]",
+            other in "C=CH, CN=[AbB]{1,2}|[Ab]@[aB]|[Ab]{1,2}|@#0[0-3]|192\\.0\\.2\\.[12]",
+            utf8 in any::<bool>(),
+        ) {
+            let mut identity = id(&other);
+            if utf8 && identity.id_type == IdType::DerAsn1Dn {
+                for octet in &mut identity.data {
+                    if *octet == 0x13 {
+                        *octet = 0x0c;
+                    }
+                }
+            }
+            let pattern = parse(&one);
+            if pattern.matches(&identity).is_some()
+                && let Some(key) = pattern.index_key()
+            {
+                prop_assert_eq!(key, identity_key(&identity));
             }
         }
 

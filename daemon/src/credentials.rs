@@ -19,7 +19,7 @@ impl CredentialStore {
     /// Adds or replaces a shared secret.
     pub(crate) fn load_shared(&mut self, secret: SharedSecret) {
         // With an id it replaces the one before. Without, it is still not another one.
-        if secret.id.is_none() && self.loaded.shared().contains(&secret) {
+        if secret.id.is_none() && self.loaded.shared().any(|known| *known == secret) {
             return;
         }
         self.loaded.add_shared(secret);
@@ -75,7 +75,6 @@ impl CredentialStore {
             shared: self
                 .loaded
                 .shared()
-                .iter()
                 .filter_map(|secret| secret.id.clone())
                 .collect(),
             certs: self

@@ -50,7 +50,7 @@ pub enum Transform {
 
 /// A set of transforms on offer for one protocol. Within one type, any of the listed transforms
 /// may be chosen, the first being preferred.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Proposal {
     /// What it protects.
     pub protocol: ProtocolId,

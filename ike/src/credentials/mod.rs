@@ -23,6 +23,7 @@ pub(crate) use der::der_value;
 pub use key::{Curve, PrivateKey, PublicKey};
 pub use peer::{PeerAuth, PeerAuthError, VerifiedPeer};
 pub use shared::SharedMatch;
+use shared::SharedSecrets;
 
 /// Why a credential cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,7 +48,7 @@ pub enum CredentialError {
 /// Everything loaded: shared secrets, private keys, certificates and trust anchors.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
-    shared: Vec<SharedSecret>,
+    shared: SharedSecrets,
     keys: BTreeMap<[u8; 20], Arc<PrivateKey>>,
     certificates: Vec<Arc<Certificate>>,
 }
@@ -72,23 +73,17 @@ impl Credentials {
 
     /// Adds a shared secret; one with an id replaces another with the same id.
     pub fn add_shared(&mut self, secret: SharedSecret) {
-        if let Some(id) = &secret.id {
-            self.remove_shared(id);
-        }
-        self.shared.push(secret);
+        self.shared.add(secret);
     }
 
     /// Removes a shared secret by id. Returns whether there was one.
     pub fn remove_shared(&mut self, id: &str) -> bool {
-        let before = self.shared.len();
-        self.shared
-            .retain(|secret| secret.id.as_deref() != Some(id));
-        self.shared.len() != before
+        self.shared.remove(id)
     }
 
     /// Every shared secret, in the order of loading.
-    pub fn shared(&self) -> &[SharedSecret] {
-        &self.shared
+    pub fn shared(&self) -> impl ExactSizeIterator<Item = &SharedSecret> {
+        self.shared.iter()
     }
 
     /// Adds a private key. Returns its id, the SHA-1 of its subjectPublicKey.
@@ -148,7 +143,7 @@ impl Credentials {
         local: &Identity,
         remote: &Identity,
     ) -> Option<SharedMatch<'_>> {
-        shared::best_match(&self.shared, kind, local, remote)
+        self.shared.best_match(kind, local, remote)
     }
 
     /// The identity to use for a local round that configures none: the subject of its first

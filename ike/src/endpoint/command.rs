@@ -238,23 +238,21 @@ impl Endpoint {
         connection: Option<&str>,
         child: Option<&str>,
     ) -> Result<ConnectionRef, String> {
-        let has = |conn: &ConnectionRef, name: &str| conn.children.iter().any(|c| c.name == name);
+        let connections = &self.env.connections;
         match (connection, child) {
             (None, None) => Err("missing configuration name".to_owned()),
-            (Some(name), None) => self
-                .env
-                .connections
+            (Some(name), None) => connections
                 .get(name)
                 .cloned()
                 .ok_or_else(|| format!("IKE_SA config '{name}' not found")),
-            (connection, Some(child)) => self
-                .env
-                .connections
-                .iter()
-                .filter(|conn| connection.is_none_or(|name| conn.name == name))
-                .find(|conn| has(conn, child))
-                .cloned()
-                .ok_or_else(|| format!("CHILD_SA config '{child}' not found")),
+            (connection, Some(child)) => match connection {
+                Some(name) => connections
+                    .get(name)
+                    .filter(|conn| conn.children.iter().any(|c| c.name == child)),
+                None => connections.with_child(child),
+            }
+            .cloned()
+            .ok_or_else(|| format!("CHILD_SA config '{child}' not found")),
         }
     }
 

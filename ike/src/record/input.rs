@@ -215,7 +215,7 @@ struct SharedRecord {
 impl CredentialsRecord {
     fn of(credentials: &Credentials) -> Self {
         let mut seen: Vec<&Secret> = Vec::new();
-        let shared = credentials.shared().iter().map(|shared| {
+        let shared = credentials.shared().map(|shared| {
             let known = seen.iter().position(|known| **known == shared.secret);
             let number = known.unwrap_or_else(|| {
                 seen.push(&shared.secret);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 
+use super::super::shared::{LOOKED_AT, fit};
 use super::*;
 
 fn secret(id: &str, owners: &[&str]) -> SharedSecret {
@@ -133,4 +134,78 @@ fn the_same_id_replaces_and_other_kinds_are_ignored() {
 
     let found = found(&credentials, &Identity::fqdn("a"), &Identity::fqdn("b"));
     assert_eq!(found, None);
+}
+
+#[test]
+fn a_secret_is_found_among_ten_thousand_with_as_little_work_as_among_ten() {
+    let local = Identity::fqdn("gw.example.org");
+    // Of a known peer; of one that is not known, where all secrets name this side, or none does.
+    for (own, known) in [(true, true), (false, true), (true, false), (false, false)] {
+        let mut work = Vec::new();
+        for size in [10, 10_000] {
+            let mut credentials = Credentials::new();
+            for n in 0..size {
+                let peer = format!("b{n}.example.org");
+                let owners: &[&str] = if own {
+                    &["gw.example.org", &peer]
+                } else {
+                    &[&peer]
+                };
+                credentials.add_shared(secret(&format!("s{n}"), owners));
+            }
+            let peer = if known { "B7.example.org" } else { "x" };
+            LOOKED_AT.set(0);
+            let found = found(&credentials, &local, &Identity::fqdn(peer));
+            work.push(LOOKED_AT.get());
+            let expected = match (known, own) {
+                (true, _) => Some("s7"),
+                (false, true) => Some("s0"),
+                (false, false) => None,
+            };
+            assert_eq!(found.as_deref(), expected);
+        }
+        assert!(work[1] <= 17, "{own} {known}: {work:?}");
+        if known {
+            assert_eq!(work[0], work[1]);
+        }
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn the_index_finds_what_a_walk_over_all_secrets_finds(
+        loaded in proptest::collection::vec(
+            (
+                0..8u8,
+                proptest::sample::subsequence(
+                    vec!["a", "b", "A.x", "*.x", "%any", "10.0.0.1", "10.0.0.0/24", "C=CH, CN=a"],
+                    0..3,
+                ),
+            ),
+            0..8,
+        ),
+        removed in 0..8u8,
+        local in proptest::sample::select(vec!["a", "a.x", "10.0.0.1"]),
+        remote in proptest::sample::select(vec!["b", "a.x", "10.0.0.1", "C=CH, CN=A", "z"]),
+    ) {
+        let mut credentials = Credentials::new();
+        for (name, owners) in &loaded {
+            credentials.add_shared(secret(&format!("s{name}"), owners));
+        }
+        credentials.remove_shared(&format!("s{removed}"));
+        let id = |text: &str| IdentityPattern::parse(text).unwrap().identity().unwrap();
+        let (local, remote) = (id(local), id(remote));
+
+        let fits: Vec<_> = credentials
+            .shared()
+            .filter_map(|secret| Some((fit(&secret.owners, &local, &remote)?, secret.id.clone())))
+            .collect();
+        let best = fits.iter().map(|(fit, _)| *fit).max();
+        let equal: Vec<_> = fits.iter().filter(|(fit, _)| Some(*fit) == best).collect();
+        let found = credentials.shared_secret(SharedKind::Ike, &local, &remote);
+        proptest::prop_assert_eq!(
+            found.map(|found| (found.secret.id.clone(), found.candidates)),
+            equal.first().map(|(_, id)| (id.clone(), equal.len()))
+        );
+    }
 }
