@@ -54,6 +54,8 @@ pub struct Settings {
     pub ike: IkeSettings,
     /// `charon.plugins.vici.socket`: a URI, `unix://PATH`.
     pub vici_socket: String,
+    /// `swanherd.vici`: VICI over TLS; `None` is off.
+    pub vici_tls: Option<ViciTlsSettings>,
     /// `charon.user`: owner of the VICI socket.
     pub user: Option<String>,
     /// `charon.group`: group of the VICI socket.
@@ -189,6 +191,19 @@ pub struct MetricsSettings {
     pub tls_key: Option<PathBuf>,
 }
 
+/// `swanherd.vici`: all or nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ViciTlsSettings {
+    /// `tls_listen`: address and port.
+    pub listen: SocketAddr,
+    /// `tls_cert`: PEM file with the certificate chain.
+    pub cert: PathBuf,
+    /// `tls_key`: PEM file with the private key.
+    pub key: PathBuf,
+    /// `tls_client_ca`: PEM file with the authorities that clients' certificates may come from.
+    pub client_ca: PathBuf,
+}
+
 /// `swanherd.tun`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunSettings {
@@ -207,6 +222,7 @@ impl Default for Settings {
             port_nat_t: 4500,
             ike: IkeSettings::default(),
             vici_socket: "unix:///var/run/charon.vici".to_owned(),
+            vici_tls: None,
             user: None,
             group: None,
             filelogs: Vec::new(),

@@ -11,7 +11,7 @@ use swanherd_config::{Diagnostic, load_swanctl};
 
 use crate::cli::Check;
 use crate::client::{put, say};
-use crate::{metrics, paths};
+use crate::{metrics, paths, vici};
 
 #[derive(Serialize)]
 struct Report {
@@ -63,13 +63,18 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 fn judge(settings: Result<(Settings, Vec<Diagnostic>), Diagnostic>) -> (bool, Vec<Diagnostic>) {
     match settings {
         Ok((settings, mut found)) => {
-            // The daemon starts all the same, for tunnels matter more than their metrics; but
-            // whoever asks wants to know.
-            if let Err(error) = metrics::check(&settings) {
-                found.push(Diagnostic::error("unreadable", error).path("swanherd.metrics"));
-                return (false, found);
+            // The daemon starts all the same, for tunnels matter more than who looks at them from
+            // elsewhere; but whoever asks wants to know.
+            let before = found.len();
+            for (path, checked) in [
+                ("swanherd.metrics", metrics::check(&settings)),
+                ("swanherd.vici", vici::check(&settings)),
+            ] {
+                if let Err(error) = checked {
+                    found.push(Diagnostic::error("unreadable", error).path(path));
+                }
             }
-            (true, found)
+            (found.len() == before, found)
         }
         Err(error) => (false, vec![error]),
     }

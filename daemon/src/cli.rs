@@ -115,12 +115,21 @@ pub(crate) struct Check {
 }
 
 /// How to reach the daemon.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Server {
     /// VICI socket of the daemon [default: charon.plugins.vici.socket, or
     /// unix:///var/run/charon.vici]
     #[arg(long, value_name = "URI", value_parser = address)]
     pub(crate) uri: Option<String>,
+    /// Authorities of the daemon's certificate, where the URI is tls://HOST:PORT
+    #[arg(long, value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// Certificate to show to the daemon
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of that certificate
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    pub(crate) tls_key: Option<PathBuf>,
 }
 
 /// `status`
@@ -336,7 +345,7 @@ fn address(text: &str) -> Result<String, String> {
     if fits {
         Ok(text.to_owned())
     } else {
-        Err("neither unix://PATH nor tcp://HOST:PORT".to_owned())
+        Err("none of unix://PATH, tcp://HOST:PORT and tls://HOST:PORT".to_owned())
     }
 }
 

@@ -198,12 +198,24 @@ fn span(seconds: u64) -> String {
     }
 }
 
+/// Certificates for TLS, if they were given.
+fn tls(server: &Server) -> Option<swanherd_vici::Tls> {
+    Some(swanherd_vici::Tls {
+        ca: server.tls_ca.clone()?,
+        cert: server.tls_cert.clone()?,
+        key: server.tls_key.clone()?,
+    })
+}
+
 pub(crate) async fn connect(server: &Server) -> Result<Client, Error> {
     let uri = server
         .uri
         .clone()
         .unwrap_or_else(crate::paths::default_vici_uri);
-    let mut client = Client::connect(&uri).await?;
+    let mut client = match tls(server) {
+        Some(tls) => Client::connect_tls(&uri, &tls).await?,
+        None => Client::connect(&uri).await?,
+    };
     client.set_timeout(Some(ANSWER_LIMIT));
     Ok(client)
 }

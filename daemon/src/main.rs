@@ -27,6 +27,7 @@ mod recording;
 mod replay;
 mod run;
 mod shell;
+mod tls;
 mod totals;
 mod vici;
 mod workers;

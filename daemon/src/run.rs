@@ -75,9 +75,17 @@ async fn serve(
         owner: (settings.user.clone(), settings.group.clone()),
         ..vici::Options::default()
     };
-    let server = vici::Server::bind(&vici)
+    let mut server = vici::Server::bind(&vici)
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", vici.uri))?;
+    if let Some(tls) = &settings.vici_tls {
+        let listen = tls.listen;
+        match server.add_tls(tls).await {
+            Ok(()) => tracing::info!(%listen, "serving VICI over TLS"),
+            // Tunnels matter more than who manages them from elsewhere.
+            Err(error) => tracing::error!("cannot serve VICI over TLS on {listen}: {error}"),
+        }
+    }
     let (datagram_sender, datagrams) = mpsc::channel(DATAGRAM_QUEUE);
     let plane = plane::open(settings, datagram_sender).await?;
     tracing::info!("data plane: {}; {}", plane.plane.name(), plane.reason);

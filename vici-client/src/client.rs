@@ -70,9 +70,12 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// The URI is none of `unix://PATH`, `tcp://HOST:PORT` or an absolute path.
-    #[error("'{0}' is not a VICI address (unix://PATH or tcp://HOST:PORT)")]
+    /// The URI is none of `unix://PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT` or an absolute path.
+    #[error("'{0}' is not a VICI address (unix://PATH, tcp://HOST:PORT or tls://HOST:PORT)")]
     Address(String),
+    /// TLS cannot be spoken: a file that it needs is missing or of no use.
+    #[error("no TLS: {0}")]
+    Tls(String),
     /// The connection broke.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -135,6 +138,11 @@ impl Client {
         if let Some(path) = path {
             return Ok(Self::over(
                 UnixStream::connect(path).await.map_err(refused)?,
+            ));
+        }
+        if uri.starts_with("tls://") {
+            return Err(Error::Tls(
+                "it needs a certificate and key, and the authority of the daemon's".to_owned(),
             ));
         }
         let Some(address) = uri.strip_prefix("tcp://") else {
@@ -493,7 +501,13 @@ impl Client {
         if let Packet::Request(_, args) = packet {
             drop(Zeroizing::new(args));
         }
-        Ok(self.writer.write_all(&frame).await?)
+        self.send(&frame).await
+    }
+
+    async fn send(&mut self, frame: &[u8]) -> Result<(), Error> {
+        self.writer.write_all(frame).await?;
+        // TLS may keep octets back.
+        Ok(self.writer.flush().await?)
     }
 
     async fn register(&mut self, event: &str, on: bool) -> Result<(), Error> {
@@ -502,7 +516,7 @@ impl Client {
         } else {
             Packet::EventUnregister(event.to_owned())
         };
-        self.writer.write_all(&packet.to_frame()?).await?;
+        self.send(&packet.to_frame()?).await?;
         loop {
             match self.receive().await? {
                 Packet::Event(name, message) => self.keep(name, message),

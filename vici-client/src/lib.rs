@@ -22,10 +22,14 @@ pub mod installed;
 pub mod message;
 pub mod packet;
 mod ser;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod types;
 
 pub use client::{Client, Error, Event};
 pub use frame::{FrameError, FrameReader, MAX_FRAME};
 pub use message::{EncodeError, Item, Message, ParseError};
 pub use packet::{Packet, PacketError, PacketType, RawPacket};
+#[cfg(feature = "tls")]
+pub use tls::Tls;
 pub use types::{ChildSa, IkeSa};

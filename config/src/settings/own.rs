@@ -1,18 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `swanherd { }`: everything in it must be known and valid.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::reference::OWN;
-use super::{DataPlaneChoice, LogFormat, Settings};
+use super::{DataPlaneChoice, LogFormat, Settings, ViciTlsSettings};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::tree::{Entry, Item, Tree, Value};
 use crate::value;
 
 pub(super) fn apply(settings: &mut Settings, section: &Tree) -> Result<(), Diagnostic> {
-    walk(settings, section, "")?;
-    check_metrics(settings, section)
+    let mut vici = ViciTls::default();
+    walk(settings, &mut vici, section, "")?;
+    check_metrics(settings, section)?;
+    settings.vici_tls = vici.whole(section)?;
+    Ok(())
+}
+
+/// What was said of `vici`.
+#[derive(Default)]
+struct ViciTls {
+    listen: Option<SocketAddr>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+}
+
+impl ViciTls {
+    /// Whoever reaches VICI rules the daemon, so that there is no half of it.
+    fn whole(self, section: &Tree) -> Result<Option<ViciTlsSettings>, Diagnostic> {
+        let Some(listen) = self.listen else {
+            return Ok(None);
+        };
+        let (Some(cert), Some(key), Some(client_ca)) = (self.cert, self.key, self.client_ca) else {
+            let message = "VICI over TLS needs `tls_cert`, `tls_key` and `tls_client_ca`";
+            return Err(Diagnostic::error("invalid-value", message)
+                .path("swanherd")
+                .key("vici.tls_listen")
+                .at(section.path("vici.tls_listen").and_then(Value::location)));
+        };
+        Ok(Some(ViciTlsSettings {
+            listen,
+            cert,
+            key,
+            client_ca,
+        }))
+    }
 }
 
 /// What no setting of `metrics` can tell on its own.
@@ -43,7 +78,12 @@ fn check_metrics(settings: &Settings, section: &Tree) -> Result<(), Diagnostic> 
     }
 }
 
-fn walk(settings: &mut Settings, section: &Tree, path: &str) -> Result<(), Diagnostic> {
+fn walk(
+    settings: &mut Settings,
+    vici: &mut ViciTls,
+    section: &Tree,
+    path: &str,
+) -> Result<(), Diagnostic> {
     for entry in section.entries() {
         let key = if path.is_empty() {
             entry.name.clone()
@@ -51,13 +91,13 @@ fn walk(settings: &mut Settings, section: &Tree, path: &str) -> Result<(), Diagn
             format!("{path}.{}", entry.name)
         };
         match &entry.item {
-            Item::Value(value) => set(settings, &key, entry, value)?,
+            Item::Value(value) => set(settings, vici, &key, entry, value)?,
             Item::Section(section) => {
                 let prefix = format!("{key}.");
                 if !OWN.iter().any(|row| row.key.starts_with(&prefix)) {
                     return Err(unknown(&key, entry));
                 }
-                walk(settings, section, &key)?;
+                walk(settings, vici, section, &key)?;
             }
             Item::List(_) => return Err(unknown(&key, entry)),
         }
@@ -77,7 +117,13 @@ fn unknown(key: &str, entry: &Entry) -> Diagnostic {
         .at(entry.location.as_ref())
 }
 
-fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Result<(), Diagnostic> {
+fn set(
+    settings: &mut Settings,
+    vici: &mut ViciTls,
+    key: &str,
+    entry: &Entry,
+    value: &Value,
+) -> Result<(), Diagnostic> {
     let text = value.text().unwrap_or_default();
     let invalid = |expected: &str| {
         Diagnostic::error("invalid-value", format!("`{text}` is not {expected}"))
@@ -135,9 +181,28 @@ fn set(settings: &mut Settings, key: &str, entry: &Entry, value: &Value) -> Resu
             settings.metrics.listen = if text == "off" {
                 None
             } else {
-                let address = text.parse::<std::net::SocketAddr>();
+                let address = text.parse::<SocketAddr>();
                 Some(address.map_err(|_| invalid("ADDRESS:PORT or off"))?)
             };
+        }
+        "vici.tls_listen" => {
+            vici.listen = if text == "off" {
+                None
+            } else {
+                let address = text.parse::<SocketAddr>();
+                Some(address.map_err(|_| invalid("ADDRESS:PORT or off"))?)
+            };
+        }
+        "vici.tls_cert" | "vici.tls_key" | "vici.tls_client_ca" => {
+            if !text.starts_with('/') {
+                return Err(invalid("an absolute path"));
+            }
+            let path = Some(PathBuf::from(text));
+            match key {
+                "vici.tls_cert" => vici.cert = path,
+                "vici.tls_key" => vici.key = path,
+                _ => vici.client_ca = path,
+            }
         }
         "metrics.tls_cert" | "metrics.tls_key" => {
             if !text.starts_with('/') {

@@ -317,6 +317,22 @@ pub(super) const OWN: &[Row] = &[
     ),
     row("metrics.tls_key", "", "PEM file with its private key"),
     row(
+        "vici.tls_listen",
+        "off",
+        "address and port of VICI over TLS, beside the socket of `charon.plugins.vici.socket`; needs the three files",
+    ),
+    row(
+        "vici.tls_cert",
+        "",
+        "PEM file with the certificate chain of VICI over TLS",
+    ),
+    row("vici.tls_key", "", "PEM file with its private key"),
+    row(
+        "vici.tls_client_ca",
+        "",
+        "PEM file with the authorities whose certificates clients of VICI over TLS must have",
+    ),
+    row(
         "tun.device",
         "ipsec%d",
         "name of the TUN device; `%d` takes the first free number",

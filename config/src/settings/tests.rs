@@ -167,6 +167,27 @@ fn vici_may_listen_on_the_loopback() {
 }
 
 #[test]
+fn vici_over_tls_is_whole_or_not_at_all() {
+    let parse =
+        |text: &str| parse_settings(format!("swanherd {{ vici {{ {text}\n}} }}").as_bytes());
+    let files = "tls_cert = /c.pem\n tls_key = /k.pem\n tls_client_ca = /ca.pem";
+
+    let whole = parse(&format!("tls_listen = [::]:4503\n {files}")).unwrap();
+    let off = parse(files).unwrap();
+    let half = parse("tls_listen = [::]:4503\n tls_cert = /c.pem\n tls_key = /k.pem").unwrap_err();
+    let relative = parse("tls_key = k.pem").unwrap_err();
+    let name = parse("tls_listen = gw:4503").unwrap_err();
+
+    let tls = whole.0.vici_tls.unwrap();
+    assert_eq!(tls.listen, "[::]:4503".parse().unwrap());
+    assert_eq!(tls.client_ca, Path::new("/ca.pem"));
+    assert_eq!(off.0.vici_tls, None);
+    assert!(half.message.contains("tls_client_ca") && half.location.is_some());
+    assert!(relative.message.contains("absolute"));
+    assert!(name.message.contains("ADDRESS:PORT"));
+}
+
+#[test]
 fn metrics_off_the_loopback_need_tls() {
     let parse =
         |text: &str| parse_settings(format!("swanherd {{ metrics {{ {text}\n}} }}").as_bytes());

@@ -79,6 +79,7 @@ fn names(begun: &OsStr) -> Vec<CompletionCandidate> {
     };
     let server = Server {
         uri: uri(std::env::args_os()),
+        ..Server::default()
     };
     let asked = async {
         let mut client = connect(&server).await?;

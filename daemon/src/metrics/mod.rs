@@ -19,9 +19,6 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustls::ServerConfig;
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use swanherd_config::settings::Settings;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -187,24 +184,7 @@ impl Server {
 }
 
 fn acceptor(tls: &Tls) -> io::Result<TlsAcceptor> {
-    let unusable = |path: &PathBuf, error: &dyn core::fmt::Display| {
-        io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("{}: {error}", path.display()),
-        )
-    };
-    let certs = CertificateDer::pem_file_iter(&tls.certs)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| unusable(&tls.certs, &error))?;
-    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|error| unusable(&tls.key, &error))?;
-    let config =
-        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .with_no_client_auth()
-            .with_single_cert(certs, key)
-            .map_err(|error| unusable(&tls.certs, &error))?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
+    crate::tls::acceptor(&tls.certs, &tls.key, None)
 }
 
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, control: Control) {

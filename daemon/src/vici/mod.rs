@@ -2,7 +2,7 @@
 //! The VICI server: what `swanctl`, exporters and our own command line talk to.
 //!
 //! ```text
-//!   listener ──accept──▶ session task per client
+//!   listeners ─accept──▶ session task per client
 //!                          │  frames in ──▶ inbox ──▶ one command at a time ──▶ Control
 //!                          │  events (hub), if registered ─ ──┐
 //!                          └─ frames out ◀── bounded buffer ◀─────┴── stream and response
@@ -36,9 +36,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Type};
+use swanherd_config::settings::{Settings, ViciTlsSettings};
+use swanherd_ike::credentials::Certificate;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 use crate::control::Control;
 pub(crate) use clients::{Clients, Dropped};
@@ -50,6 +53,9 @@ use socket::Socket;
 const BACKLOG: i32 = 1024;
 /// Clients at a time; more are turned away.
 const MAX_CLIENTS: usize = 512;
+
+/// How long TLS may take to be agreed on.
+const TLS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long clients are served after the end was announced, while there are SAs.
 const FAREWELL: Duration = Duration::from_secs(6);
@@ -80,9 +86,9 @@ impl Default for Options {
 }
 
 /// A bound socket. Clients can connect from here on and are served by [`Server::run`].
-#[derive(Debug)]
 pub(crate) struct Server {
     listener: Listener,
+    tls: Option<(TcpListener, TlsAcceptor)>,
 }
 
 #[derive(Debug)]
@@ -117,7 +123,26 @@ impl Server {
                 ),
             ));
         };
-        Ok(Self { listener })
+        Ok(Self {
+            listener,
+            tls: None,
+        })
+    }
+
+    /// Serves over TLS as well, to clients that have a certificate of the right authority.
+    ///
+    /// # Errors
+    /// If a file cannot be used, or the system refuses the address.
+    pub(crate) async fn add_tls(&mut self, settings: &ViciTlsSettings) -> io::Result<()> {
+        let acceptor = tls_acceptor(settings)?;
+        let listener = TcpListener::bind(settings.listen).await?;
+        self.tls = Some((listener, acceptor));
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn tls_address(&self) -> Option<std::net::SocketAddr> {
+        self.tls.as_ref()?.0.local_addr().ok()
     }
 
     #[cfg(test)]
@@ -139,10 +164,11 @@ impl Server {
             while sessions.try_join_next().is_some() {}
             let stream = tokio::select! {
                 () = &mut stop => break,
-                stream = self.listener.accept() => stream,
+                stream = self.listener.accept() => stream.map(|stream| (stream, None)),
+                stream = accept_tls(&self.tls) => stream,
             };
-            let socket = match stream {
-                Ok(socket) => socket,
+            let (socket, tls) = match stream {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     // Out of file descriptors, most likely: give others time to return some.
                     tracing::warn!(%error, "cannot accept a VICI client");
@@ -167,13 +193,16 @@ impl Server {
                 closing: closed.clone(),
             };
             let connected = control.clients.arrive();
-            let session = session::serve(socket, client, control.clone());
+            let control = control.clone();
             sessions.spawn(async move {
-                session.await;
+                match tls {
+                    None => session::serve(socket, client, control).await,
+                    Some(tls) => serve_tls(&tls, socket, client, control).await,
+                }
                 drop((permit, connected));
             });
         }
-        drop(self.listener);
+        drop((self.listener, self.tls));
         // Those who watch are told of every SA that goes down with the daemon.
         let ended = async {
             while !control.snapshot().ike_sas.is_empty() {
@@ -189,6 +218,54 @@ impl Server {
         let taken = async { while sessions.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(LAST_EVENTS, taken).await;
     }
+}
+
+/// Reads the files that TLS needs, without serving anything.
+///
+/// # Errors
+/// For people: which file cannot be used.
+pub(crate) fn check(settings: &Settings) -> Result<(), String> {
+    match &settings.vici_tls {
+        Some(tls) => tls_acceptor(tls)
+            .map(drop)
+            .map_err(|error| format!("VICI cannot be served over TLS: {error}")),
+        None => Ok(()),
+    }
+}
+
+fn tls_acceptor(settings: &ViciTlsSettings) -> io::Result<TlsAcceptor> {
+    crate::tls::acceptor(&settings.cert, &settings.key, Some(&settings.client_ca))
+}
+
+async fn accept_tls(
+    tls: &Option<(TcpListener, TlsAcceptor)>,
+) -> io::Result<(Socket, Option<TlsAcceptor>)> {
+    let Some((listener, acceptor)) = tls else {
+        return std::future::pending().await;
+    };
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream.into(), Some(acceptor.clone())))
+}
+
+/// Agrees on TLS with a client, and serves it under the name that its certificate has.
+async fn serve_tls(tls: &TlsAcceptor, socket: Socket, mut client: Client, control: Control) {
+    let handshake = tokio::time::timeout(TLS_PATIENCE, tls.accept(socket)).await;
+    let failure = match handshake {
+        Ok(Ok(stream)) => {
+            let certificates = stream.get_ref().1.peer_certificates();
+            if let Some([leaf, ..]) = certificates
+                && let Ok(certificate) = Certificate::parse(leaf)
+            {
+                client.name = format!("{}, {}", client.name, certificate.describe_names());
+            }
+            return session::serve(stream, client, control).await;
+        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("it took longer than {} seconds", TLS_PATIENCE.as_secs()),
+    };
+    control.clients.drop_one(Dropped::Tls);
+    tracing::warn!(client = %client.name, "VICI client dropped: no TLS: {failure}");
 }
 
 impl Drop for Listener {

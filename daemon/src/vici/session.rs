@@ -182,7 +182,7 @@ impl Session {
                     self.outbox
                         .push(&Packet::Response(args::failure(error.to_string())));
                     refused = Some(error);
-                } else if self.outbox.frames.is_empty() {
+                } else if !self.outbox.is_pending() {
                     linger(reader.get_mut(), &mut writer).await;
                     return End::Failed(error);
                 } else {
@@ -193,7 +193,7 @@ impl Session {
                 && self.inbox_octets < MAX_INBOX
                 && self.inbox.len() < MAX_INBOX_FRAMES;
             let calm = self.outbox.octets < SOFT_OUTBOX;
-            let pending = !self.outbox.frames.is_empty();
+            let pending = self.outbox.is_pending();
             let (events, weight) = self
                 .subscription
                 .as_ref()
@@ -216,9 +216,10 @@ impl Session {
                 },
                 // With no room to read, the end of what it sends would not be seen.
                 () = client.socket.left(), if !room => return End::Closed,
-                written = writer.write(self.outbox.front()), if pending => match written {
-                    Ok(0) => return End::Closed,
-                    Ok(count) => self.outbox.advance(count),
+                written = send(&mut writer, &self.outbox), if pending => match written {
+                    Ok(Sent::Octets(0)) => return End::Closed,
+                    Ok(Sent::Octets(count)) => self.outbox.advance(count),
+                    Ok(Sent::All) => self.outbox.unflushed = false,
                     Err(error) => return End::Failed(error.into()),
                 },
                 step = step(&mut self.running, calm) => match step {
@@ -399,12 +400,27 @@ async fn gets_heavy(subscription: &Option<Subscription>) {
     }
 }
 
+enum Sent {
+    Octets(usize),
+    All,
+}
+
+/// Writes some of what waits; once all is written, sees it off, for TLS may keep octets back.
+async fn send(writer: &mut (impl AsyncWrite + Unpin), outbox: &Outbox) -> std::io::Result<Sent> {
+    match outbox.front() {
+        [] => writer.flush().await.map(|()| Sent::All),
+        octets => writer.write(octets).await.map(Sent::Octets),
+    }
+}
+
 /// Frames that wait to be sent.
 struct Outbox {
     frames: VecDeque<Vec<u8>>,
     /// Of the first frame.
     sent: usize,
     octets: usize,
+    /// Written, but perhaps not on its way.
+    unflushed: bool,
     /// When the client last took something, or the outbox was last empty.
     progress: Instant,
 }
@@ -415,6 +431,7 @@ impl Default for Outbox {
             frames: VecDeque::new(),
             sent: 0,
             octets: 0,
+            unflushed: false,
             progress: Instant::now(),
         }
     }
@@ -430,12 +447,16 @@ impl Outbox {
                 return false;
             }
         };
-        if self.frames.is_empty() {
+        if !self.is_pending() {
             self.progress = Instant::now();
         }
         self.octets += frame.len();
         self.frames.push_back(frame);
         true
+    }
+
+    fn is_pending(&self) -> bool {
+        self.unflushed || !self.frames.is_empty()
     }
 
     fn front(&self) -> &[u8] {
@@ -444,6 +465,7 @@ impl Outbox {
 
     fn advance(&mut self, count: usize) {
         self.progress = Instant::now();
+        self.unflushed = true;
         self.octets -= count;
         self.sent += count;
         if self.front().is_empty() {

@@ -31,7 +31,7 @@ async fn the_socket_has_its_permissions_and_goes_with_the_server() {
         .unwrap()
         .permissions()
         .mode();
-    let second = Server::bind(&fixture.options()).await.unwrap_err();
+    let second = Server::bind(&fixture.options()).await.err().unwrap();
     let path = fixture.path.clone();
     fixture.stop().await;
 
@@ -52,7 +52,7 @@ async fn a_stale_socket_is_replaced_and_another_file_is_not() {
 
     assert!(Server::bind(&at("stale")).await.is_ok());
     assert_eq!(
-        Server::bind(&at("file")).await.unwrap_err().kind(),
+        Server::bind(&at("file")).await.err().unwrap().kind(),
         std::io::ErrorKind::AlreadyExists
     );
     assert!(
@@ -446,4 +446,188 @@ async fn tcp_serves_as_well() {
 
     assert_eq!(client.stats().await.unwrap().ikesas.total, 1);
     server.abort();
+}
+
+/// An authority, and what it has issued, as PEM files.
+struct Authority {
+    dir: tempfile::TempDir,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), certificate.pem()).unwrap();
+        Self {
+            dir,
+            issuer: rcgen::Issuer::new(params, key),
+        }
+    }
+
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Issues a certificate for a name, and returns the files of it and its key.
+    fn issue(&self, name: &str) -> (std::path::PathBuf, std::path::PathBuf) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let files = (
+            self.file(&format!("{name}.pem")),
+            self.file(&format!("{name}.key")),
+        );
+        std::fs::write(&files.0, certificate.pem()).unwrap();
+        std::fs::write(&files.1, key.serialize_pem()).unwrap();
+        files
+    }
+
+    fn client(&self, name: &str) -> swanherd_vici::Tls {
+        let (cert, key) = self.issue(name);
+        let ca = self.file("ca.pem");
+        swanherd_vici::Tls { ca, cert, key }
+    }
+}
+
+#[tokio::test]
+async fn tls_serves_those_whose_certificate_is_of_the_right_authority() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        uri: format!("unix://{}", dir.path().join("vici").display()),
+        ..Options::default()
+    };
+    let (cert, key) = ours.issue("127.0.0.1");
+    let settings = swanherd_config::settings::ViciTlsSettings {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        cert,
+        key,
+        client_ca: ours.file("ca.pem"),
+    };
+    let mut server = Server::bind(&options).await.unwrap();
+    server.add_tls(&settings).await.unwrap();
+    let uri = format!("tls://{}", server.tls_address().unwrap());
+    let (control, _requests) = control();
+    let (events, clients) = (control.events.clone(), Arc::clone(&control.clients));
+    let server = tokio::spawn(server.run(control, std::future::pending()));
+
+    // Both sockets at once, and more than fits into what TLS and the socket buffer.
+    let mut local = Client::connect(&options.uri).await.unwrap();
+    let mut operator = Client::connect_tls(&uri, &ours.client("ops"))
+        .await
+        .unwrap();
+    operator.subscribe(&["log"]).await.unwrap();
+    for number in 0..2000 {
+        let text = format!("{number} {}", "x".repeat(1000));
+        events.send(Event::Log(line(1, &text)));
+    }
+    assert_eq!(operator.stats().await.unwrap().ikesas.total, 1);
+    assert_eq!(local.stats().await.unwrap().ikesas.total, 1);
+    for number in 0..2000 {
+        let event = operator.next_event().await.unwrap();
+        let text = event.message.str("msg").unwrap();
+        assert!(text.starts_with(&format!("{number} ")), "{text}");
+    }
+    drop(operator);
+    until(|| clients.connected() == 1).await;
+
+    // A certificate of somebody else.
+    let mut stranger = theirs.client("ops");
+    stranger.ca = ours.file("ca.pem");
+    let refused = match Client::connect_tls(&uri, &stranger).await {
+        Ok(mut client) => client.version().await.map(drop),
+        Err(error) => Err(error),
+    };
+    assert!(refused.is_err());
+    until(|| clients.dropped(Dropped::Tls) == 1).await;
+
+    // None at all.
+    let mut roots = rustls::RootCertStore::empty();
+    let pem = std::fs::read(ours.file("ca.pem")).unwrap();
+    let ca =
+        <rustls_pki_types::CertificateDer<'_> as rustls_pki_types::pem::PemObject>::from_pem_slice(
+            &pem,
+        );
+    roots.add(ca.unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = tokio::net::TcpStream::connect(uri.strip_prefix("tls://").unwrap())
+        .await
+        .unwrap();
+    let name = rustls_pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    let refused = match connector.connect(name, stream).await {
+        Ok(stream) => Client::over(stream).version().await.is_err(),
+        Err(_) => true,
+    };
+    assert!(refused);
+    until(|| clients.dropped(Dropped::Tls) == 2).await;
+
+    // No TLS.
+    let plain = uri.replace("tls://", "tcp://");
+    let mut plain = Client::connect(&plain).await.unwrap();
+    assert!(plain.version().await.is_err());
+    until(|| clients.dropped(Dropped::Tls) == 3).await;
+
+    // A client that does not know the daemon, and URIs that are none.
+    let unknown = Client::connect_tls(&uri, &theirs.client("ops")).await;
+    assert!(matches!(unknown, Err(swanherd_vici::Error::Connect { .. })));
+    let files = ours.client("more");
+    for wrong in ["tcp://127.0.0.1:1", "tls://127.0.0.1", "tls://:1"] {
+        let error = Client::connect_tls(wrong, &files).await.unwrap_err();
+        assert!(matches!(error, swanherd_vici::Error::Address(_)), "{wrong}");
+    }
+    assert!(matches!(
+        Client::connect(&uri).await,
+        Err(swanherd_vici::Error::Tls(_))
+    ));
+    server.abort();
+}
+
+#[tokio::test]
+async fn files_that_tls_cannot_use_are_named() {
+    let authority = Authority::new();
+    let (cert, key) = authority.issue("127.0.0.1");
+    std::fs::write(authority.file("empty.pem"), "").unwrap();
+    let good = swanherd_config::settings::ViciTlsSettings {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        cert,
+        key,
+        client_ca: authority.file("ca.pem"),
+    };
+    let check = |vici_tls| {
+        crate::vici::check(&swanherd_config::settings::Settings {
+            vici_tls: Some(vici_tls),
+            ..swanherd_config::settings::Settings::default()
+        })
+    };
+
+    assert_eq!(check(good.clone()), Ok(()));
+    for (name, settings) in [
+        (
+            "nothing.key",
+            swanherd_config::settings::ViciTlsSettings {
+                key: authority.file("nothing.key"),
+                ..good.clone()
+            },
+        ),
+        (
+            "empty.pem",
+            swanherd_config::settings::ViciTlsSettings {
+                client_ca: authority.file("empty.pem"),
+                ..good
+            },
+        ),
+    ] {
+        let error = check(settings).unwrap_err();
+        assert!(error.contains(name), "{error}");
+    }
 }
