@@ -393,7 +393,7 @@ impl Decoder<'_> {
                 proposals.extend(default_proposals(protocol));
                 continue;
             }
-            let proposal = parse_proposal(protocol, text).map_err(|error| {
+            let mut proposal = parse_proposal(protocol, text).map_err(|error| {
                 let suggestion = match &error {
                     ProposalError::Unknown { suggestion, .. } => suggestion.clone(),
                     ProposalError::Unusable(_) => None,
@@ -402,6 +402,7 @@ impl Decoder<'_> {
                     .invalid(format!("the proposal `{text}` is not usable: {error}"))
                     .help_opt(suggestion)
             })?;
+            proposal.transforms.shrink_to_fit();
             proposals.push(proposal);
         }
         Ok(proposals)
@@ -667,6 +668,14 @@ impl Decoder<'_> {
         if connection.remote.is_empty() {
             connection.remote.push(blank_round("remote", false));
         }
+        // Ten thousand of them are held for as long as the daemon runs, and lists of one entry
+        // begin with room for four.
+        connection.local_addrs.shrink_to_fit();
+        connection.remote_addrs.shrink_to_fit();
+        connection.proposals.shrink_to_fit();
+        connection.local.shrink_to_fit();
+        connection.remote.shrink_to_fit();
+        connection.children.shrink_to_fit();
         connection
     }
 

@@ -88,13 +88,15 @@ impl Diagnostic {
         }))
     }
 
-    pub(crate) fn warning(code: &'static str, message: impl Into<String>) -> Self {
+    /// A warning without a place yet.
+    pub fn warning(code: &'static str, message: impl Into<String>) -> Self {
         let mut warning = Self::error(code, message);
         warning.level = Level::Warning;
         warning
     }
 
-    pub(crate) fn note(code: &'static str, message: impl Into<String>) -> Self {
+    /// A note without a place yet.
+    pub fn note(code: &'static str, message: impl Into<String>) -> Self {
         let mut note = Self::error(code, message);
         note.level = Level::Note;
         note
@@ -105,7 +107,9 @@ impl Diagnostic {
         self
     }
 
-    pub(crate) fn key(mut self, key: impl Into<String>) -> Self {
+    /// Names the option that it is about.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = Some(key.into());
         self
     }
@@ -135,7 +139,9 @@ impl Diagnostic {
         self
     }
 
-    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+    /// Says what to do about it.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }

@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 /// The largest file that is read.
-pub const MAX_FILE: u64 = 8 << 20;
+pub const MAX_FILE: u64 = 64 << 20;
 
 /// Read access to files.
 pub trait Files {
@@ -54,7 +54,7 @@ impl Files for SystemFiles {
             .take(MAX_FILE + 1)
             .read_to_end(&mut contents)?;
         if contents.len() as u64 > MAX_FILE {
-            return Err(io::Error::other("larger than 8 MiB"));
+            return Err(io::Error::other("larger than 64 MiB"));
         }
         Ok(contents)
     }

@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 64;
 /// Deepest nesting of includes.
 const MAX_INCLUDE_DEPTH: usize = 16;
 /// Most files of one configuration.
-const MAX_FILES: usize = 4096;
+const MAX_FILES: usize = 65_536;
 /// Most octets of all files together.
 const MAX_TOTAL: usize = 64 << 20;
 /// Longest section name.
@@ -41,7 +41,23 @@ pub struct Parsed {
     pub files: Vec<PathBuf>,
     /// What is probably not meant as written.
     pub warnings: Vec<Diagnostic>,
+    /// Sections of `connections`, `secrets`, `pools` and `authorities` that are begun twice.
+    pub repeated_sections: Vec<Repeated>,
 }
+
+/// A section that is begun a second time, which adds to the first.
+#[derive(Debug)]
+pub struct Repeated {
+    /// Dotted path.
+    pub path: String,
+    /// Where it was begun first.
+    pub first: Location,
+    /// Where it was begun again.
+    pub again: Location,
+}
+
+/// Sections whose sections are each a definition of its own.
+const DEFINITIONS: &[&str] = &["connections", "secrets", "pools", "authorities"];
 
 /// Reads a file and what it includes.
 ///
@@ -97,6 +113,7 @@ struct Parser<'a> {
     read: Vec<PathBuf>,
     total: usize,
     warnings: Vec<Diagnostic>,
+    repeated: Vec<Repeated>,
 }
 
 impl<'a> Parser<'a> {
@@ -107,6 +124,7 @@ impl<'a> Parser<'a> {
             read: Vec::new(),
             total: 0,
             warnings: Vec::new(),
+            repeated: Vec::new(),
         }
     }
 
@@ -116,6 +134,7 @@ impl<'a> Parser<'a> {
             tree,
             files: self.read,
             warnings: self.warnings,
+            repeated_sections: self.repeated,
         })
     }
 
@@ -231,6 +250,7 @@ impl<'a> Parser<'a> {
     /// Finds or makes a section.
     fn section(&mut self, parent: Index, name: String, place: Location) -> Index {
         if let Some(&index) = self.sections[parent].section_index.get(&name) {
+            self.again(parent, index, &name, place);
             return index;
         }
         let index = self.sections.len();
@@ -239,6 +259,26 @@ impl<'a> Parser<'a> {
         parent.section_index.insert(name.clone(), index);
         parent.sections.push((name, place, index));
         index
+    }
+
+    /// Remembers that a definition is begun again.
+    fn again(&mut self, parent: Index, index: Index, name: &str, place: Location) {
+        let of_root = |(_, _, index): &&(String, Location, Index)| *index == parent;
+        let Some((kind, ..)) = self.sections[ROOT].sections.iter().find(of_root) else {
+            return;
+        };
+        if !DEFINITIONS.contains(&kind.as_str()) || self.repeated.len() >= MAX_WARNINGS {
+            return;
+        }
+        let path = format!("{kind}.{name}");
+        let begun = &self.sections[parent].sections;
+        if let Some((_, first, _)) = begun.iter().find(|(_, _, known)| *known == index) {
+            self.repeated.push(Repeated {
+                path,
+                first: first.clone(),
+                again: place,
+            });
+        }
     }
 
     fn assignment(

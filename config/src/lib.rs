@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod decode;
 pub mod diagnostic;
 mod dn;

@@ -8,7 +8,7 @@ use swanherd_ipsec::Secret;
 use crate::decode::{Origin, decode_whole_connection};
 use crate::diagnostic::{Diagnostic, Level, Report};
 use crate::files::{Files, SystemFiles};
-use crate::grammar::parse_file;
+use crate::grammar::{Repeated, parse_file};
 use crate::model::{Connection, SharedSecret};
 use crate::names::Names;
 use crate::secret::{Passphrase, decode_secrets};
@@ -35,6 +35,10 @@ pub struct Loaded {
     pub diagnostics: Vec<Diagnostic>,
     /// Configuration files that were read, in order.
     pub files: Vec<PathBuf>,
+    /// Definitions that are begun twice.
+    pub(crate) repeated_sections: Vec<Repeated>,
+    /// What was read.
+    pub(crate) tree: Tree,
 }
 
 /// A certificate, revocation list or public key.
@@ -165,6 +169,8 @@ pub fn load_swanctl_from(
         authorities: Vec::new(),
         diagnostics: parsed.warnings,
         files: parsed.files,
+        repeated_sections: parsed.repeated_sections,
+        tree: Tree::new(),
     };
     loaded.misspelt_sections(&parsed.tree);
     loaded.credentials(dir, files);
@@ -195,6 +201,7 @@ pub fn load_swanctl_from(
             loaded.connections.push((entry.name.clone(), connection));
         }
     }
+    loaded.tree = parsed.tree;
     Ok(loaded)
 }
 
@@ -503,12 +510,12 @@ pub struct CheckReport {
     pub secrets: usize,
     /// Files that were read.
     pub files: Vec<String>,
-    /// Errors and warnings.
+    /// Errors, warnings and notes.
     pub diagnostics: Vec<Report>,
 }
 
-/// The outcome of [`load_swanctl`], as data.
-pub fn report(loaded: &Result<Loaded, Diagnostic>) -> CheckReport {
+/// The outcome of [`load_swanctl`], as data, with what else was found.
+pub fn report(loaded: &Result<Loaded, Diagnostic>, findings: &[Diagnostic]) -> CheckReport {
     match loaded {
         Ok(loaded) => {
             let names = |good: bool| {
@@ -520,7 +527,8 @@ pub fn report(loaded: &Result<Loaded, Diagnostic>) -> CheckReport {
                     .collect()
             };
             CheckReport {
-                ok: !loaded.has_errors(),
+                ok: !loaded.has_errors()
+                    && !findings.iter().any(|found| found.level == Level::Error),
                 connections: names(true),
                 refused: names(false),
                 secrets: loaded.secrets.len(),
@@ -531,6 +539,7 @@ pub fn report(loaded: &Result<Loaded, Diagnostic>) -> CheckReport {
                     .collect(),
                 diagnostics: loaded
                     .all_diagnostics()
+                    .chain(findings)
                     .map(Diagnostic::to_report)
                     .collect(),
             }
@@ -546,25 +555,38 @@ pub fn report(loaded: &Result<Loaded, Diagnostic>) -> CheckReport {
     }
 }
 
-/// The outcome of [`load_swanctl`], for people.
-pub fn render(loaded: &Result<Loaded, Diagnostic>, colour: bool) -> String {
+/// The same, for people.
+pub fn render(
+    loaded: &Result<Loaded, Diagnostic>,
+    findings: &[Diagnostic],
+    colour: bool,
+) -> String {
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return error.render(colour),
     };
     let mut text = String::new();
-    for diagnostic in loaded.all_diagnostics() {
+    let mut counts = [0; 3];
+    for diagnostic in loaded.all_diagnostics().chain(findings) {
         text.push_str(&diagnostic.render(colour));
         text.push('\n');
+        counts[match diagnostic.level {
+            Level::Error => 0,
+            Level::Warning => 1,
+            Level::Note => 2,
+        }] += 1;
     }
     let good = loaded.connections.iter().filter(|(_, c)| c.is_ok()).count();
     text.push_str(&format!(
-        "{good} of {} connections are good; {} secrets, {} certificates, {} private keys; {} files read\n",
+        "{good} of {} connections are good; {} secrets, {} certificates, {} private keys; {} files read\n{} errors, {} warnings, {} notes\n",
         loaded.connections.len(),
         loaded.secrets.len(),
         loaded.certificates.len(),
         loaded.private_keys.len(),
         loaded.files.len(),
+        counts[0],
+        counts[1],
+        counts[2],
     ));
     text
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `swanherd check`: reads definitions and settings as `run` would, and says what is wrong.
 
+mod examine;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -34,7 +36,8 @@ pub(crate) fn check(args: &Check) -> ExitCode {
     let settings_path = paths::settings_file(None);
     let settings = paths::load_settings(&settings_path);
     let (settings_ok, found) = judge(settings);
-    let report = load::report(&loaded);
+    let findings = loaded.as_ref().map(examine::examine).unwrap_or_default();
+    let report = load::report(&loaded, &findings);
     let ok = report.ok && settings_ok;
     if args.json {
         let report = Report {
@@ -54,7 +57,7 @@ pub(crate) fn check(args: &Check) -> ExitCode {
         for diagnostic in &found {
             put(&diagnostic.render(colour));
         }
-        put(&load::render(&loaded, colour));
+        put(&load::render(&loaded, &findings, colour));
     }
     ExitCode::from(u8::from(!ok))
 }

@@ -118,6 +118,9 @@ impl Decoder<'_> {
         (child.rekey_bytes, child.life_bytes, child.rand_bytes) = limits.bytes.complete(0);
         (child.rekey_packets, child.life_packets, child.rand_packets) = limits.packets.complete(0);
         complete(&mut child);
+        child.proposals.shrink_to_fit();
+        child.local_ts.shrink_to_fit();
+        child.remote_ts.shrink_to_fit();
         child
     }
 
