@@ -73,6 +73,10 @@ impl IkeSa {
     /// A CREATE_CHILD_SA request.
     pub(crate) fn handle_create_child(&mut self, env: &mut Env, now: Now, payloads: &[Payload]) {
         let offer = ChildPayloads::of(payloads);
+        if self.rekeys_what_is_replaced(&offer) {
+            self.passive = Passive::Postponed(payloads.to_vec());
+            return;
+        }
         let for_ike = offer
             .sa
             .as_ref()

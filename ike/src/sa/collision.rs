@@ -7,6 +7,7 @@ use std::time::Duration;
 use swanherd_config::model::Action as CloseAction;
 
 use super::child::{ChildSa, EXPIRED_LIMIT, PEER_DELETE_LIMIT};
+use super::child_offer::ChildPayloads;
 use super::create_child::{Creating, Negotiation};
 #[cfg(test)]
 use super::env::Mutant;
@@ -172,6 +173,31 @@ impl IkeSa {
     pub(super) fn answers_rekey_of(&self, old: Option<ChildSaId>) -> bool {
         matches!(&self.passive, Passive::CreatingChild(answering)
             if old.is_some() && answering.draft().rekeys == old)
+    }
+
+    /// Whether a request of the peer's is to rekey a child that this side has replaced and is about
+    /// to delete. The peer sent it before it had seen ours. To refuse it before the delete is worse
+    /// than to let it wait: charon takes a refusal for leave to go on with the old child, so that
+    /// it does not send by the new one when the old one is deleted.
+    pub(super) fn rekeys_what_is_replaced(&self, offer: &ChildPayloads) -> bool {
+        let Some(spi) = offer.rekeys else {
+            return false;
+        };
+        self.children.values().any(|child| {
+            let deletes = |task: &Task| matches!(task, Task::DeleteChild(id) if *id == child.id);
+            child.spi_out == spi
+                && child.replaced_by.is_some()
+                && (self.queue.iter().any(deletes)
+                    || matches!(self.active, Active::DeletingChild(id) if id == child.id))
+        })
+    }
+
+    /// Answers a request that had to wait, if its time has come.
+    pub(super) fn answer_postponed(&mut self, env: &mut Env, now: Now) {
+        match std::mem::replace(&mut self.passive, Passive::Idle) {
+            Passive::Postponed(payloads) => self.handle_create_child(env, now, &payloads),
+            other => self.passive = other,
+        }
     }
 
     /// Whether this child is made for a request of the peer's that is being answered.

@@ -3,7 +3,7 @@
 //! (RFC 7296 sections 2.1 to 2.3).
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::IkeSa;
 use super::env::Env;
@@ -59,6 +59,11 @@ impl Sealed {
 /// Between which own and which peer's address and port a message travels.
 pub(crate) type Path = (SocketAddr, SocketAddr);
 
+/// How long the response to CREATE_CHILD_SA may be on its way. A peer that has not received it asks
+/// again within this time, twice by the usual settings; and the longer it has been asking, the less
+/// often.
+const SETTLING: Duration = Duration::from_secs(12);
+
 /// Transmissions after which a path is suspected of losing messages for their length.
 const LONG_AND_LOST: u32 = 2;
 
@@ -72,10 +77,15 @@ pub(crate) struct Inbound {
     pub(crate) processing: Option<(u32, ExchangeType)>,
     /// Digest of the first datagram of the request that is being worked on.
     pub(crate) current: [u8; 20],
+    /// When the last request came.
+    pub(crate) asked: Option<Instant>,
     /// How it came, own address first: its response goes back that way (RFC 7296 section 2.11).
     pub(crate) path: Option<Path>,
     /// The last request and what it was answered.
     pub(crate) last: Option<Answered>,
+    /// Until then the peer may not have received the response to its CREATE_CHILD_SA, unless it
+    /// sends another request: to the peer, that exchange is still under way.
+    pub(crate) unsettled: Option<Instant>,
 }
 
 /// A request of the peer's and the response that it got.
@@ -253,6 +263,15 @@ impl IkeSa {
         self.inbound.expected_id = message_id.wrapping_add(1);
         let digest = self.inbound.current;
         self.inbound.last = Some(Answered::new(message_id, exchange, digest, sealed));
+        self.unsettle(now, exchange);
+    }
+
+    /// A response has been sent, the first time or again.
+    fn unsettle(&mut self, now: Now, exchange: ExchangeType) {
+        let asked = self.inbound.asked.unwrap_or(now.instant);
+        let since = now.instant.saturating_duration_since(asked);
+        self.inbound.unsettled =
+            (exchange == ExchangeType::CreateChildSa).then(|| now.instant + SETTLING + since);
     }
 
     /// The response that is in the cache, once more. A peer that goes on asking has not received
@@ -268,6 +287,7 @@ impl IkeSa {
         }
         let path = self.inbound.path.unwrap_or((self.local, self.remote));
         self.transmit(env, now, &last.sealed.datagrams, path);
+        self.unsettle(now, last.exchange);
         self.inbound.last = Some(last);
         env.count(self.connection_name(), Counter::RetransmitReceived);
     }

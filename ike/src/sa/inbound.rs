@@ -163,6 +163,8 @@ impl IkeSa {
 
     fn begin_request(&mut self, now: Now, message_id: u32, exchange: ExchangeType) {
         self.inbound.processing = Some((message_id, exchange));
+        self.inbound.asked = Some(now.instant);
+        self.inbound.unsettled = None;
         self.timers.set(Timer::Passive, now.instant + PASSIVE_LIMIT);
     }
 

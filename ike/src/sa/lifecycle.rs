@@ -514,7 +514,7 @@ impl IkeSa {
     /// Forgets what was being answered, and removes a child that was being made for it.
     pub(crate) fn cancel_passive(&mut self, env: &mut Env) {
         let child = match std::mem::replace(&mut self.passive, Passive::Idle) {
-            Passive::Idle | Passive::Leaving(_) => None,
+            Passive::Idle | Passive::Postponed(_) | Passive::Leaving(_) => None,
             Passive::Responding(state) => state.child(),
             Passive::CreatingChild(state) => state.child(),
             Passive::Rekeying(state) => {

@@ -145,6 +145,8 @@ pub(crate) enum Passive {
     CreatingChild(Box<answer_child::Answering>),
     /// CREATE_CHILD_SA for the IKE SA.
     Rekeying(Box<rekey::Answering>),
+    /// CREATE_CHILD_SA to rekey a child, which waits until this side has deleted that.
+    Postponed(Vec<crate::wire::Payload>),
     /// The deletion of this IKE SA, while packets are led to another one.
     Leaving(BTreeSet<Token>),
 }
@@ -431,6 +433,7 @@ impl IkeSa {
             Passive::CreatingChild(answering) if answering.is_rekey() => vec!["CHILD_REKEY"],
             Passive::CreatingChild(_) => vec!["CHILD_CREATE"],
             Passive::Rekeying(_) => vec!["IKE_REKEY"],
+            Passive::Postponed(_) => vec!["CHILD_REKEY"],
             Passive::Leaving(_) => vec!["IKE_DELETE"],
         }
     }
@@ -476,6 +479,10 @@ impl IkeSa {
                     None
                 }
                 Passive::Idle => Some(answer),
+                Passive::Postponed(payloads) => {
+                    self.passive = Passive::Postponed(payloads);
+                    Some(answer)
+                }
             },
             Slot::Child(id) => self.child_answer(env, now, id, answer),
             Slot::Path => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What an IKE SA still has to do, one exchange at a time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use swanherd_ipsec::{ProtocolId, TrafficSelector};
 
@@ -18,6 +18,9 @@ const MAX_QUEUE: usize = 2 * MAX_CHILDREN;
 
 /// How long packets have to change over to other children.
 const SWITCH: Duration = Duration::from_millis(500);
+
+/// How long the exchange of an own rekeying may take.
+const EXCHANGE: Duration = Duration::from_secs(30);
 
 /// The selectors of a packet: of this side and of the peer's.
 pub(crate) type Packet = (TrafficSelector, TrafficSelector);
@@ -105,7 +108,8 @@ impl Task {
 }
 
 impl IkeSa {
-    /// Puts a task last in the queue, unless it is there. Deletions go first.
+    /// Puts a task last in the queue, unless it is there. Deletions of children come before the
+    /// IKE SA is replaced, which the peer may refuse until then.
     pub(crate) fn queue_task(&mut self, env: &mut Env, now: Now, task: Task) {
         self.enqueue(task);
         self.proceed(env, now);
@@ -121,6 +125,11 @@ impl IkeSa {
         }
         match task {
             Task::DeleteIke => self.queue.push_front(task),
+            Task::DeleteChild(_) => {
+                let replaces = |task: &Task| matches!(task, Task::RekeyIke);
+                let place = self.queue.iter().position(replaces);
+                self.queue.insert(place.unwrap_or(self.queue.len()), task);
+            }
             _ => self.queue.push_back(task),
         }
     }
@@ -154,16 +163,50 @@ impl IkeSa {
         for (_, task) in due {
             self.enqueue(task);
         }
+        self.settle(now);
         self.arm_delayed();
     }
 
+    /// The peer has had the time to ask again, if it has.
+    fn settle(&mut self, now: Now) {
+        if self.inbound.unsettled.is_some_and(|at| at <= now.instant) {
+            self.inbound.unsettled = None;
+        }
+    }
+
     fn arm_delayed(&mut self) {
-        let next = self.delayed.iter().map(|(at, _)| *at).min();
+        let held = self.queue.iter().any(|task| self.is_premature(task));
+        let settled = self.inbound.unsettled.filter(|_| held);
+        let next = self.delayed.iter().map(|(at, _)| *at).chain(settled).min();
         self.timers.put(Timer::Retry, next);
+    }
+
+    /// Whether a task had better wait: a rekeying that begins before the peer knows the outcome of
+    /// its own exchange is a collision to the peer. RFC 7296 section 2.25 has rules for those, but
+    /// charon loses CHILD SAs in two of them: when its rekeying of a child, which collided with
+    /// ours, ends after the IKE SA was replaced, the new child goes with the old IKE SA; and when
+    /// its request is refused after ours for the same child has been accepted, it does not send by
+    /// the new one.
+    fn is_premature(&self, task: &Task) -> bool {
+        let Some(settled) = self.inbound.unsettled else {
+            return false;
+        };
+        let can_wait = |end: Option<Instant>| end.is_none_or(|end| end >= settled + EXCHANGE);
+        match task {
+            Task::RekeyIke => can_wait(self.timers.get(Timer::HardLifetime)),
+            Task::RekeyChild(id) => self.children.get(id).is_some_and(|child| {
+                // How long bytes and packets will last, nobody knows.
+                let cfg = child.cfg();
+                cfg.rekey_bytes == 0 && cfg.rekey_packets == 0 && can_wait(child.expires_at)
+            }),
+            _ => false,
+        }
     }
 
     /// Starts the next task if nothing is under way.
     pub(crate) fn proceed(&mut self, env: &mut Env, now: Now) {
+        self.settle(now);
+        self.answer_postponed(env, now);
         while !self.dead
             && self.outbound.in_flight.is_none()
             && matches!(self.active, Active::Idle)
@@ -171,13 +214,18 @@ impl IkeSa {
             && !matches!(self.passive, Passive::Rekeying(_))
             && matches!(self.state, IkeState::Established | IkeState::Rekeyed)
         {
+            let next = self.queue.iter().position(|task| !self.is_premature(task));
+            let Some(next) = next else {
+                self.arm_delayed();
+                return;
+            };
             // One that the peer is being answered about is there in a moment, or gone.
-            if let Some(Task::DeleteChild(id)) = self.queue.front()
+            if let Some(Task::DeleteChild(id)) = self.queue.get(next)
                 && self.answers_creation_of(*id)
             {
                 return;
             }
-            let Some(task) = self.queue.pop_front() else {
+            let Some(task) = self.queue.remove(next) else {
                 return;
             };
             match task {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use swanherd_ipsec::proposal::IkeSuite;
 
 use super::answer_child::Answering;
+use super::child_offer::ChildPayloads;
 use super::create_child::{self, Creating};
 use super::install::Installing;
 use super::protect::Protection;
@@ -141,6 +142,7 @@ impl IkeSa {
             out.word(flight.tries);
         }
         out.word(self.inbound.processing.is_some());
+        out.at(self.inbound.unsettled);
         self.view_active(out);
         self.view_passive(out);
         match &self.rekey_twin {
@@ -285,6 +287,10 @@ impl IkeSa {
                 out.spi(answering.spi_r);
                 out.nonce(&answering.nonce_i);
                 out.nonce(&answering.nonce_r);
+            }
+            Passive::Postponed(payloads) => {
+                out.word(6_u8);
+                out.esp(ChildPayloads::of(payloads).rekeys.unwrap_or_default());
             }
             Passive::Leaving(waiting) => {
                 out.word(5_u8);

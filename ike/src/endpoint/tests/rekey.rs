@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use swanherd_config::model::Connection;
 use swanherd_ipsec::registry::KeyExchangeId;
 
 use super::harness::*;
-use crate::api::{Command, Event, IkeState, Selector};
+use crate::api::{Command, Datagram, Event, IkeState, Selector};
 
 /// The children and data planes are as after a rekey: one live child on each side, the same.
 fn assert_one_child(pair: &Pair) {
@@ -129,6 +130,124 @@ fn a_child_rekey_collision_survives_any_single_loss() {
             );
         }
     }
+}
+
+/// Whether a datagram is a response, by its flags (RFC 7296 section 3.1).
+fn is_response(datagram: &Datagram) -> bool {
+    datagram.payload[19] & 0x20 != 0
+}
+
+/// Whether a side has begun to rekey what the word names.
+fn has_begun(host: &Host, what: &str) -> bool {
+    let begin = format!("rekeying {what}");
+    host.logs().iter().any(|line| line.starts_with(&begin))
+}
+
+#[test]
+fn the_ike_sa_is_not_rekeyed_before_the_peer_knows_that_it_has_rekeyed_a_child() {
+    let mut pair = connected();
+    pair.filter = Box::new(|to_bob, _| to_bob);
+    rekey(&mut pair, true, true);
+    pair.drive();
+
+    rekey(&mut pair, false, false);
+    // alice asks again after 4 s.
+    pair.pass(Duration::from_secs(3));
+    assert!(!has_begun(&pair.bob, "IKE_SA"), "{:#?}", pair.bob.logs());
+    pair.filter = Box::new(|_, _| true);
+    pair.pass(Duration::from_secs(2));
+
+    assert!(has_begun(&pair.bob, "IKE_SA"), "{:#?}", pair.bob.logs());
+    assert_settled(&mut pair);
+    assert_eq!(
+        pair.bob.story(),
+        ["ike up", "child up", "child rekey", "ike rekey"]
+    );
+}
+
+#[test]
+fn a_child_is_not_rekeyed_before_the_peer_knows_that_it_may_not_yet() {
+    let mut pair = connected();
+    pair.filter = Box::new(|to_bob, _| to_bob);
+    rekey(&mut pair, false, false);
+    rekey(&mut pair, true, true);
+    pair.drive();
+    rekey(&mut pair, false, true);
+
+    // Requests arrive again, responses of bob's do not.
+    pair.filter = Box::new(|to_bob, datagram| to_bob || !is_response(datagram));
+    pair.pass(Duration::from_secs(10));
+    let logs = pair.bob.logs();
+    assert!(
+        logs.iter()
+            .any(|line| line.contains("the peer answered TEMPORARY_FAILURE")),
+        "{logs:#?}"
+    );
+    assert!(!has_begun(&pair.bob, "CHILD_SA"), "{logs:#?}");
+    pair.filter = Box::new(|_, _| true);
+    pair.pass(Duration::from_secs(60));
+
+    assert_settled(&mut pair);
+    assert_eq!(pair.alice.story().last().unwrap(), "ike rekey");
+}
+
+#[test]
+fn a_request_to_rekey_what_is_being_deleted_is_left_until_that_is_done() {
+    let mut pair = connected();
+    // alice's rekeying succeeds; bob's has not arrived, and alice's delete does not.
+    let mut first = true;
+    pair.filter = Box::new(move |to_bob, datagram| {
+        if to_bob {
+            std::mem::take(&mut first)
+        } else {
+            is_response(datagram)
+        }
+    });
+    rekey(&mut pair, false, true);
+    pair.drive();
+    rekey(&mut pair, true, true);
+    pair.drive();
+
+    pair.filter = Box::new(|to_bob, _| !to_bob);
+    pair.pass(Duration::from_secs(5));
+    let answers = |host: &Host| -> Vec<String> {
+        let begin = "sending CREATE_CHILD_SA response";
+        let lines = host.logs().into_iter();
+        lines.filter(|line| line.starts_with(begin)).collect()
+    };
+    assert!(answers(&pair.alice).is_empty(), "{:#?}", pair.alice.logs());
+    pair.filter = Box::new(|_, _| true);
+    pair.pass(Duration::from_secs(30));
+
+    let answers = answers(&pair.alice);
+    assert!(
+        answers.len() == 1 && answers[0].contains("CHILD_SA_NOT_FOUND"),
+        "{answers:?}"
+    );
+    assert_settled(&mut pair);
+    for host in [&pair.alice, &pair.bob] {
+        assert_eq!(host.story(), ["ike up", "child up", "child rekey"]);
+    }
+}
+
+#[test]
+fn whoever_has_little_time_left_does_not_wait_for_the_peer() {
+    let mut pair = Pair::new();
+    let hurried = Connection {
+        rekey_time: Duration::from_secs(20),
+        over_time: Duration::from_secs(10),
+        ..bob()
+    };
+    pair.load(alice(), hurried);
+    pair.initiate("gw", "net");
+    pair.filter = Box::new(|to_bob, _| to_bob);
+    rekey(&mut pair, true, true);
+    pair.drive();
+
+    rekey(&mut pair, false, false);
+    pair.drive();
+
+    assert!(has_begun(&pair.bob, "IKE_SA"), "{:#?}", pair.bob.logs());
 }
 
 #[test]

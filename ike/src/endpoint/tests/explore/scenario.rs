@@ -406,7 +406,12 @@ pub(super) static FAULTY: &[Scenario] = &[
     },
     Scenario {
         name: "endpoint-that-forgets-the-other-rekey",
-        deeds: &[(ALICE, CHILD), (BOB, CHILD)],
+        // It matters once its own has failed.
+        deeds: &[
+            (ALICE, CHILD),
+            (BOB, CHILD),
+            (BOB, Deed::Fail(OpKind::AllocSpi)),
+        ],
         mutants: [Some(Mutant::Forgetful), None],
         passes: FIRST,
         ..BASE
