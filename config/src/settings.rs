@@ -76,6 +76,8 @@ pub struct Settings {
     pub counters_interval: Duration,
     /// `swanherd.reconcile_interval`: how often the data plane is audited; zero is only on demand.
     pub reconcile_interval: Duration,
+    /// `swanherd.updown_timeout`: how long a script of a child may run.
+    pub updown_timeout: Duration,
     /// `swanherd.spd_hash`: whether the kernel's hash thresholds of policies follow the prefixes
     /// in use.
     pub spd_hash: bool,
@@ -233,6 +235,7 @@ impl Default for Settings {
             dataplane: DataPlaneChoice::Auto,
             counters_interval: Duration::from_secs(1),
             reconcile_interval: Duration::from_secs(60),
+            updown_timeout: Duration::from_secs(10),
             spd_hash: true,
             log: LogSettings {
                 format: LogFormat::Text,

@@ -41,7 +41,6 @@ const DEVIATIONS: &[(&str, Deviation)] = &[
         "m09_version3",
         Refused("invalid value for: version, config discarded"),
     ),
-    ("k24_updown", Warns("unsupported")),
     ("m16_remote_range", Warns("repeated-key")),
     ("m23_dup_remote", Warns("repeated-key")),
     ("p01_value_spaces_unquoted", Warns("blanks-collapsed")),

@@ -69,6 +69,9 @@ removes it.")]
 Exit status: 0 if the daemon would do the same again; 1 if not, with the first difference; 2 if the
 file is no recording that this version can read.")]
     Replay(Replay),
+    /// Run scripts that the daemon orders
+    #[command(hide = true)]
+    UpdownHelper,
 }
 
 /// `run`

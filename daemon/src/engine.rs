@@ -36,6 +36,7 @@ use crate::credentials::{CredentialStore, read_certificates};
 use crate::fitting;
 use crate::plane_task::{self, Applied, Standing};
 use crate::totals::Accounting;
+use crate::updown::Scripts;
 use crate::workers::Workers;
 
 mod backlog;
@@ -147,6 +148,7 @@ pub(crate) struct Engine<P, S> {
     /// Who wants to know when SAs were last used, as of the next dump.
     usage_waiters: Vec<(Token, Vec<SaId>)>,
     reload_settings: Box<dyn FnMut() -> Result<Settings, String> + Send>,
+    scripts: Scripts,
 }
 
 impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
@@ -219,8 +221,14 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
             counters_waiters: Vec::new(),
             usage_waiters: Vec::new(),
             reload_settings: parts.reload_settings,
+            scripts: Scripts::default(),
         };
         (engine, control)
+    }
+
+    /// Has these scripts told of children that come up and go down.
+    pub(crate) fn set_scripts(&mut self, scripts: Scripts) {
+        self.scripts = scripts;
     }
 
     /// Runs until `stop` fires, then deletes every SA politely, within a few seconds, and clears
@@ -577,6 +585,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
 
     /// Keeps what listings, metrics and `status` need of an event.
     fn note(&mut self, event: &Event) {
+        self.scripts.note(event, &self.connections);
         match event {
             Event::Changed(id) | Event::Gone(id) => {
                 self.dirty.insert(*id);

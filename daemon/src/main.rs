@@ -29,6 +29,7 @@ mod run;
 mod shell;
 mod tls;
 mod totals;
+mod updown;
 mod vici;
 mod workers;
 
@@ -39,6 +40,9 @@ use clap::Parser as _;
 fn main() -> ExitCode {
     client::complete::answer_shell();
     let cli = cli::Cli::parse();
+    if matches!(cli.command, cli::Command::UpdownHelper) {
+        return updown::helper_main();
+    }
     let threads = std::thread::available_parallelism()
         .map_or(1, usize::from)
         .clamp(1, 4);
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
             cli::Command::Policies(args) => inspect::policies(args).await,
             cli::Command::Reconcile(args) => inspect::reconcile(args).await,
             cli::Command::Replay(args) => replay::replay(&args),
+            cli::Command::UpdownHelper => ExitCode::SUCCESS,
         }
     })
 }

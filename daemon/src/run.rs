@@ -3,6 +3,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use swanherd_config::settings::Settings;
 use swanherd_ike::crypto::Provider;
@@ -17,12 +18,15 @@ use crate::control::Control;
 use crate::engine::{DATAGRAM_QUEUE, Engine, Parts};
 use crate::loader::Loader;
 use crate::recording::Recording;
-use crate::{logging, metrics, paths, plane, vici};
+use crate::{logging, metrics, paths, plane, updown, vici};
 
 /// Something of this host prevents the daemon from running.
 const CANNOT_RUN: u8 = 1;
 /// `EX_CONFIG`: the settings or definitions are wrong.
 const WRONG_CONFIGURATION: u8 = 78;
+
+/// How long the last scripts of children may take, together.
+const SCRIPTS_GRACE: Duration = Duration::from_secs(2);
 
 /// See the module's text.
 pub(crate) async fn run(args: Run) -> ExitCode {
@@ -105,7 +109,7 @@ async fn serve(
             (endpoint, Some(recording))
         }
     };
-    let (engine, control) = Engine::new(Parts {
+    let (mut engine, control) = Engine::new(Parts {
         endpoint,
         plane: Arc::new(plane.plane),
         plane_events: plane.events,
@@ -122,6 +126,10 @@ async fn serve(
                 .map_err(|error| format!("reloading '{}' failed", error.line()))
         }),
     });
+
+    let (scripts, runner) = updown::start(settings.updown_timeout)
+        .map_err(|error| format!("cannot start a thread for scripts: {error}"))?;
+    engine.set_scripts(scripts);
 
     let (stop, stopped) = watch::channel(false);
     let mut engine = tokio::spawn(engine.run(wait_for(stopped.clone())));
@@ -166,7 +174,10 @@ async fn serve(
     if let Some(recording) = recording {
         recording.close();
     }
+    // Children that were closed at the end have their scripts, too.
+    let scripts = tokio::task::spawn_blocking(|| runner.finish(SCRIPTS_GRACE));
     let _ = vici.await;
+    let _ = scripts.await;
     if let Some(metrics) = metrics {
         let _ = metrics.await;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The programs that people have: stock `swanctl`, strongSwan's Python module, scrapers; and ours.
 
-use std::io::{Read, Write};
+use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -505,11 +505,106 @@ fn own_commands_work_and_tell_by_their_status() {
             .contains("\"dataplane\":\"tun\""),
         "{json}"
     );
+    assert_eq!(status(&["status", "t", "--uri", &uri]), 0);
+    assert_eq!(status(&["status", "nobody", "--uri", &uri]), 1);
     pair.assert_traffic_passes();
+    for (what, replaced) in [
+        (&["c"][..], "t/c: #1 replaced by #2"),
+        (&["t", "--children"], "t/c: #2 replaced by #3"),
+        (&["t"], "t: #1 replaced by #2"),
+        (&["t", "--reauth"], "t: #2 replaced by #3"),
+    ] {
+        let args = [&["rekey"], what, &["--uri", &uri]].concat();
+        let rekeyed = pair.left.swanherd(&args);
+        assert_eq!(rekeyed.status, 0, "{rekeyed}\n{}", pair.logs());
+        assert!(rekeyed.stdout.contains(replaced), "{rekeyed}");
+    }
+    for (what, seen) in [
+        ("conns", "10.1.0.0/24 === 10.2.0.0/24"),
+        ("sas", "INSTALLED, TUNNEL"),
+        ("policies", "child t/c"),
+    ] {
+        let listed = pair.left.swanherd(&["list", what, "--uri", &uri]);
+        assert_eq!(listed.status, 0, "{listed}");
+        assert!(listed.stdout.contains(seen), "{listed}");
+        let json = pair.left.swanherd(&["list", what, "--json", "--uri", &uri]);
+        assert!(json.stdout.starts_with(['[', '{']), "{json}");
+    }
+    let names = pair
+        .left
+        .swanherd(&["list", "conns", "--names", "--uri", &uri]);
+    assert_eq!(names.stdout, "t\nt/c\n");
     assert_eq!(status(&["down", "t/c", "--uri", &uri]), 0);
+    assert_eq!(status(&["rekey", "t/c", "--uri", &uri]), 1, "it is down");
     assert_eq!(status(&["up", "nobody", "--uri", &uri]), 1);
     assert_eq!(status(&["up"]), 2, "wrong usage");
+    assert_eq!(status(&["status", "--uri", "nonsense"]), 2, "wrong usage");
     assert_eq!(status(&["status", "--uri", "unix:///nowhere"]), 1);
+}
+
+#[test]
+fn events_are_told_as_lines_until_the_daemon_goes() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let mut pair = pair(subject());
+    let uri = format!("unix://{}", pair.left.socket().display());
+    let mut events = pair
+        .left
+        .namespace
+        .command(&pair.left.binary().to_string_lossy())
+        .args(["events", "--uri", &uri])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the client can be started");
+    let mut lines = BufReader::new(events.stdout.take().expect("a pipe")).lines();
+    let mut next = || lines.next().map(|line| line.expect("a line"));
+
+    let connected = next().unwrap_or_default();
+    assert_eq!(pair.left.swanherd(&["up", "c", "--uri", &uri]).status, 0);
+    let told = [next(), next()].map(Option::unwrap_or_default);
+    pair.left.stop();
+    let rest: Vec<String> = std::iter::from_fn(next).collect();
+    let ended = events.wait().expect("the end of the client");
+
+    assert!(connected.contains("\"event\":\"connected\",\"daemon\":\"swanherd "));
+    for (line, event) in told.iter().zip(["ike-updown", "child-updown"]) {
+        assert!(line.contains(&format!("\"event\":\"{event}\"")), "{line}");
+        assert!(line.contains("\"up\":\"yes\""), "{line}");
+    }
+    assert!(told[1].starts_with("{\"seq\":3,\"at\":\"20"), "{told:?}");
+    assert!(
+        rest.iter()
+            .any(|line| line.contains("\"event\":\"child-updown\"")),
+        "{rest:?}"
+    );
+    assert_eq!(ended.code(), Some(1));
+}
+
+#[test]
+fn names_of_the_running_daemon_complete_in_bash() {
+    if subject() == Daemon::Charon {
+        return;
+    }
+    let pair = pair(subject());
+    let binary = pair.left.binary();
+    let script = format!(
+        "PATH={}:$PATH; source <(swanherd completions bash)
+complete_words() {{
+  COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); COMP_TYPE=9; COMPREPLY=()
+  _clap_complete_swanherd swanherd \"${{COMP_WORDS[COMP_CWORD]}}\" \"\"
+  echo \"${{COMPREPLY[*]}}\"
+}}
+complete_words swanherd up --uri {} t
+complete_words swanherd rek",
+        binary.parent().expect("a folder").display(),
+        pair.left.socket().display()
+    );
+
+    let said = pair.left.namespace.run("bash", ["-c", &script]);
+
+    assert_eq!(said.stdout, "t t/c\nrekey\n", "{said}");
 }
 
 #[test]

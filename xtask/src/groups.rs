@@ -757,6 +757,7 @@ const NETNS_TESTS: &[&str] = &[
     "lifecycles",
     "storm",
     "subcommands",
+    "updown",
 ];
 
 /// Up to here fuzzing is a test; beyond, it is a search.

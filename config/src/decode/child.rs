@@ -167,14 +167,8 @@ impl Decoder<'_> {
             "rekey_packets" => limits.packets.rekey = Some(self.count(option)?),
             "life_packets" => limits.packets.life = Some(self.count(option)?),
             "rand_packets" => limits.packets.rand = Some(self.count(option)?),
-            "updown" => {
-                child.updown = self.optional(option)?;
-                self.inert(option, child.updown.is_some(), "scripts are not run");
-            }
-            "hostaccess" => {
-                child.hostaccess = self.boolean(option, KEYS)?;
-                self.inert(option, child.hostaccess, "scripts are not run");
-            }
+            "updown" => child.updown = self.optional(option)?,
+            "hostaccess" => child.hostaccess = self.boolean(option, KEYS)?,
             "mode" => child.mode = self.mode(option)?,
             "policies" => child.policies = self.boolean(option, KEYS)?,
             "policies_fwd_out" => child.policies_fwd_out = self.boolean(option, KEYS)?,

@@ -684,14 +684,14 @@ const CHILD: &[Row] = &[
         "command",
         "",
         "script to run as the child comes up and goes down",
-        &[case("/x", Warned("scripts are not run"))],
+        &[case("/x", Supported)],
     ),
     row(
         "hostaccess",
         "yes, no",
         "no",
         "a variable for that script",
-        &[case("yes", Warned("scripts are not run"))],
+        &[case("yes", Supported)],
     ),
     row(
         "mode",

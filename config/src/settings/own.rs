@@ -163,6 +163,11 @@ fn set(
                 .filter(|time| time.is_zero() || (5..=86_400).contains(&time.as_secs()))
                 .ok_or_else(|| invalid("0, or a time from 5s to 1d"))?;
         }
+        "updown_timeout" => {
+            settings.updown_timeout = value::time(text)
+                .filter(|time| (1..=600).contains(&time.as_secs()))
+                .ok_or_else(|| invalid("a time from 1s to 10m"))?;
+        }
         "spd_hash" => {
             settings.spd_hash = match text {
                 "auto" => true,

@@ -300,6 +300,11 @@ pub(super) const OWN: &[Row] = &[
         "how often the data plane is compared with what should be in it, and mended; 0 is only at start and on demand",
     ),
     row(
+        "updown_timeout",
+        "10s",
+        "how long a script of a child (`updown`) may run before it is killed; read at start",
+    ),
+    row(
         "spd_hash",
         "auto",
         "the kernel's hash thresholds of policies follow the prefixes in use (`auto`) or stay as they are (`no`)",

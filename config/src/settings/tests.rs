@@ -86,6 +86,7 @@ fn values_reach_their_settings() {
         log { format = json }
         metrics { listen = off }
         reconcile_interval = 5m
+        updown_timeout = 1m
         spd_hash = no
     }";
     let (settings, warnings) = parse_settings(text).unwrap();
@@ -107,6 +108,7 @@ fn values_reach_their_settings() {
     assert_eq!(settings.log.format, LogFormat::Json);
     assert_eq!(settings.metrics.listen, None);
     assert_eq!(settings.reconcile_interval, Duration::from_secs(300));
+    assert_eq!(settings.updown_timeout, Duration::from_secs(60));
     assert!(!settings.spd_hash && !settings.install_virtual_ip);
 }
 
@@ -148,6 +150,7 @@ fn an_own_setting_that_is_unknown_or_invalid_is_an_error_with_its_place() {
         ("swanherd { dataplane = fast\n}", 1, None),
         ("swanherd { tun { mtu = 100\n} }", 1, None),
         ("swanherd { reconcile_interval = 1s\n}", 1, None),
+        ("swanherd { updown_timeout = 0\n}", 1, None),
         ("swanherd { spd_hash = 32\n}", 1, None),
     ] {
         let error = parse_settings(text.as_bytes()).unwrap_err();

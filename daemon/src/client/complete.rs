@@ -112,24 +112,18 @@ fn candidates(known: &[(String, String)], begun: &str) -> Vec<String> {
     found.into_iter().collect()
 }
 
-/// The daemon that the half-finished command line names. Bash takes `=` and `:` for words.
-fn uri(words: impl Iterator<Item = OsString>) -> Option<String> {
-    let mut words = words.map_while(|word| word.into_string().ok()).peekable();
-    let mut uri = loop {
-        let word = words.next()?;
+/// The daemon that the half-finished command line names.
+fn uri(mut words: impl Iterator<Item = OsString>) -> Option<String> {
+    while let Some(word) = words.next() {
+        let word = word.into_string().ok()?;
         if word == "--uri" {
-            words.next_if(|word| word == "=");
-            break words.next()?;
+            return words.next()?.into_string().ok();
         }
         if let Some(uri) = word.strip_prefix("--uri=") {
-            break uri.to_owned();
+            return Some(uri.to_owned());
         }
-    };
-    while words.next_if(|word| word == ":").is_some() {
-        uri.push(':');
-        uri += &words.next().unwrap_or_default();
     }
-    Some(uri)
+    None
 }
 
 #[cfg(test)]
@@ -165,12 +159,6 @@ mod tests {
         assert_eq!(
             of(&["swanherd", "--uri=unix:///b"]),
             Some("unix:///b".to_owned())
-        );
-        assert_eq!(
-            of(&[
-                "swanherd", "--uri", "=", "tcp", ":", "//gw", ":", "4502", "up"
-            ]),
-            Some("tcp://gw:4502".to_owned())
         );
         assert_eq!(of(&["swanherd", "up", "x"]), None);
     }

@@ -121,6 +121,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
     pub(super) fn addresses_listed(&mut self, found: Option<Vec<HostAddress>>) {
         self.lookups.listing = false;
         if let Some(found) = found {
+            self.scripts.addresses(&found);
             self.endpoint.handle(now(), Input::Addresses(found));
         }
         if std::mem::take(&mut self.lookups.again) {
