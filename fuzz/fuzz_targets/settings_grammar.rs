@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
+use swanherd_config::check::findings;
 use swanherd_config::files::MemoryFiles;
 use swanherd_config::grammar::parse_str;
 use swanherd_config::load::load_swanctl_from;
@@ -30,8 +31,15 @@ fuzz_target!(|data: &[u8]| {
     files.insert("/etc/swanctl/swanctl.conf", data);
     let path = Path::new("/etc/swanctl/swanctl.conf");
     if let Ok(loaded) = load_swanctl_from(path, &files, &NAMES) {
-        for diagnostic in loaded.all_diagnostics() {
+        for diagnostic in loaded.all_diagnostics().chain(&findings(&loaded)) {
             let _ = diagnostic.render(false);
+        }
+        for (name, connection) in &loaded.connections {
+            // Whole, or with what is wrong with it.
+            match connection {
+                Ok(connection) => assert_eq!(&connection.name, name),
+                Err(error) => assert!(error.path.contains(name.as_str())),
+            }
         }
     }
 });
