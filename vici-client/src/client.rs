@@ -293,14 +293,21 @@ impl Client {
         };
         let args = selector.to_message().with("noblock", "yes");
         let mut stream = self.stream("list-sas", "list-sa", args).await?;
-        let mut sas = Vec::new();
+        let mut sas: Vec<IkeSa> = Vec::new();
         while let Some(message) = stream.next().await? {
             for (name, section) in message.sections() {
                 let mut sa: IkeSa = from_message(section)?;
                 name.clone_into(&mut sa.name);
-                sas.push(sa);
+                match sas.last_mut() {
+                    // One with many children comes in parts.
+                    Some(last) if last.uniqueid == sa.uniqueid => {
+                        last.children.append(&mut sa.children);
+                    }
+                    _ => sas.push(sa),
+                }
             }
         }
+        check(stream.into_response())?;
         Ok(sas)
     }
 
@@ -321,6 +328,7 @@ impl Client {
                 found.push((name.to_owned(), from_message(section)?));
             }
         }
+        check(stream.into_response())?;
         Ok(found)
     }
 

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 
 use super::args::{failure, id, outcome, success, text};
 use super::names::{NAMES, printable};
-use super::render::{Moment, ike_name, ike_sa_with_children};
+use super::render::{Moment, ike_name, ike_sa_in_parts};
 use super::session::{Emitter, Reply, unix_now};
 use super::{absent, catalogue, certs, control as sas, installed, load, stats};
 use crate::control::{Control, Request};
@@ -130,15 +130,13 @@ async fn list_sas(control: Control, args: &Message, emitter: Emitter) -> Message
         if !named || ike_id.is_some_and(|id| id != sa.id) {
             continue;
         }
-        let section = ike_sa_with_children(sa, moment, |one| {
+        let parts = ike_sa_in_parts(sa, moment, |one| {
             child.is_none_or(|name| one.name == name) && child_id.is_none_or(|id| id == one.id)
         });
-        emitter
-            .emit(
-                "list-sa",
-                Message::new().with_section(ike_name(sa), section),
-            )
-            .await;
+        for section in parts {
+            let event = Message::new().with_section(ike_name(sa), section);
+            emitter.emit("list-sa", event).await;
+        }
     }
     Message::new()
 }

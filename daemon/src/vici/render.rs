@@ -11,6 +11,14 @@ use swanherd_vici::Message;
 
 use super::names;
 
+/// Children up to this number fit into one packet, however many selectors they have.
+const FEW_CHILDREN: usize = 8;
+/// Octets of children in one packet, which leaves room for their IKE SA.
+const PART: usize = swanherd_vici::MAX_FRAME / 2;
+
+/// Octets that the name of a child's section may take, and its element.
+const MAX_NAME: usize = 260;
+
 /// What ages and counters are taken from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment<'a> {
@@ -102,6 +110,38 @@ pub(super) fn ike_sa_with_children(
         children.push_section(child_section(child), child_sa(child, moment));
     }
     ike_sa(sa, moment).with_section("child-sas", children)
+}
+
+/// The same in as many messages as it takes for each to fit into a packet, all of which have the
+/// keys of the IKE SA: a peer may have set up more children than one packet holds.
+pub(super) fn ike_sa_in_parts(
+    sa: &IkeSaInfo,
+    moment: Moment<'_>,
+    keep: impl Fn(&ChildSaInfo) -> bool,
+) -> Vec<Message> {
+    if sa.children.len() <= FEW_CHILDREN {
+        return vec![ike_sa_with_children(sa, moment, keep)];
+    }
+    let head = ike_sa(sa, moment);
+    let mut parts = Vec::new();
+    let (mut children, mut octets) = (Message::new(), 0);
+    let mut encoded = Vec::new();
+    for child in sa.children.values().filter(|child| keep(child)) {
+        let section = child_sa(child, moment);
+        encoded.clear();
+        // One that cannot be encoded is told when it is sent.
+        let _ = section.encode_to(&mut encoded);
+        let len = encoded.len() + MAX_NAME;
+        if octets + len > PART && !children.is_empty() {
+            let full = std::mem::take(&mut children);
+            parts.push(head.clone().with_section("child-sas", full));
+            octets = 0;
+        }
+        octets += len;
+        children.push_section(child_section(child), section);
+    }
+    parts.push(head.with_section("child-sas", children));
+    parts
 }
 
 /// Name of a child's section, unique within its IKE SA.

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use swanherd_ike::api::Event;
@@ -174,6 +175,7 @@ impl Session {
             {
                 self.inbox_octets -= frame.len();
                 self.handle(&frame);
+                self.begin().await;
             }
             let idle = self.running.is_none() && self.inbox.is_empty();
             if let Some(error) = refused.take_if(|_| idle) {
@@ -280,6 +282,18 @@ impl Session {
                     .push(&Packet::Response(args::failure("parsing request failed")));
             }
             Some(reply) => self.running = Some(Running { reply, events }),
+        }
+    }
+
+    /// Lets a command that was just started get as far as it can. A client may leave right after it
+    /// has asked for something: what it asked for is passed on before its end is looked for.
+    async fn begin(&mut self) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let first = std::future::poll_fn(|cx| Poll::Ready(running.reply.as_mut().poll(cx))).await;
+        if let Poll::Ready(message) = first {
+            self.finish(message);
         }
     }
 

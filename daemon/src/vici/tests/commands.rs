@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Commands, with the test as the engine.
 
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
 use swanherd_ike::api::Command;
+use swanherd_ipsec::TrafficSelector;
 use swanherd_vici::types::{Initiate, ListSas, Selector};
 use swanherd_vici::{Error, Message, Packet};
 
-use super::{Fixture, done, line, request};
+use super::{Fixture, done, established, line, request, snapshot};
 use crate::control::Request;
 
 #[tokio::test]
@@ -42,6 +46,42 @@ async fn list_sas_filters() {
     assert!(other.is_empty() && id.is_empty());
     assert_eq!(child[0].children.len(), 1);
     assert_eq!(child[0].children[0].name, "net2");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn an_ike_sa_with_more_children_than_a_packet_holds_hides_nothing() {
+    let fixture = Fixture::start().await;
+    // As a peer may set them up that has as many selectors as one payload carries.
+    let mut snapshot = snapshot();
+    let mut sa = established();
+    let selectors = (0..255_u8).map(|last| TrafficSelector {
+        protocol: 6,
+        start_port: 10_000,
+        end_port: 60_000,
+        ..TrafficSelector::host(Ipv4Addr::new(198, 51, 100, last).into())
+    });
+    let mut child = sa.children[&1].clone();
+    child.local_ts = selectors.collect();
+    sa.children.clear();
+    for id in 1..=100 {
+        child.id = id;
+        sa.children.insert(id, child.clone());
+    }
+    let other = swanherd_ike::api::IkeSaInfo {
+        id: sa.id + 1,
+        ..established()
+    };
+    let all = [sa, other].map(|sa| (sa.id, Arc::new(sa)));
+    snapshot.ike_sas = Arc::new(all.into());
+    fixture.snapshot.store(Arc::new(snapshot));
+    let mut client = fixture.client().await;
+
+    let sas = client.list_sas(&ListSas::default()).await.unwrap();
+
+    let children: Vec<usize> = sas.iter().map(|sa| sa.children.len()).collect();
+    assert_eq!(children, [100, 2]);
+    assert_eq!(sas[0].children[99].local_ts.len(), 255);
     fixture.stop().await;
 }
 
@@ -161,12 +201,12 @@ async fn initiate_that_fails_says_why_and_so_does_the_list_of_errors() {
         let Request::Command { reply, .. } = fixture.next_request().await else {
             panic!()
         };
-        let mut published = super::snapshot();
-        published.last_errors = std::sync::Arc::new(std::collections::BTreeMap::from([(
+        let mut published = snapshot();
+        published.last_errors = Arc::new(std::collections::BTreeMap::from([(
             "gw".to_owned(),
             (at, reason.to_owned()),
         )]));
-        fixture.snapshot.store(std::sync::Arc::new(published));
+        fixture.snapshot.store(Arc::new(published));
         reply.send(done(Err("failed".into()), 0, 0)).unwrap();
     };
 

@@ -225,6 +225,23 @@ async fn a_client_that_leaves_cancels_its_command() {
 }
 
 #[tokio::test]
+async fn what_a_client_asks_for_right_before_it_leaves_is_done() {
+    let mut fixture = Fixture::start().await;
+    // Whether its end is seen at once is a matter of chance.
+    for _ in 0..50 {
+        let mut raw = fixture.raw().await;
+        let args = Message::new().with("child", "net").with("timeout", "-1");
+        raw.send(&Packet::Request("initiate".into(), args).to_frame().unwrap()[4..])
+            .await;
+        drop(raw);
+
+        let request = fixture.next_request().await;
+        assert!(matches!(request, Request::Command { .. }), "{request:?}");
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn events_reach_those_who_registered() {
     let fixture = Fixture::start().await;
     let mut client = fixture.client().await;
