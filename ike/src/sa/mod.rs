@@ -238,6 +238,8 @@ pub(crate) struct IkeSa {
     pub(crate) tries: u32,
     /// Tasks that wait for a while before they are queued.
     pub(crate) delayed: Vec<(Instant, Task)>,
+    /// Until then a queued rekeying waits for the peer to know the outcome of its own.
+    pub(crate) patience: Option<Instant>,
     /// How many attempts came before, for the choice of the address.
     pub(crate) attempt: u32,
 }
@@ -306,6 +308,7 @@ impl IkeSa {
             first_child: None,
             tries: 0,
             delayed: Vec::new(),
+            patience: None,
             attempt: 0,
         }
     }

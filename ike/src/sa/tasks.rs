@@ -19,6 +19,10 @@ const MAX_QUEUE: usize = 2 * MAX_CHILDREN;
 /// How long packets have to change over to other children.
 const SWITCH: Duration = Duration::from_millis(500);
 
+/// How long an own rekeying waits for a peer that keeps asking: one that is refused again and again
+/// may need just that rekeying to learn what it lacks.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// How long the exchange of an own rekeying may take.
 const EXCHANGE: Duration = Duration::from_secs(30);
 
@@ -167,16 +171,26 @@ impl IkeSa {
         self.arm_delayed();
     }
 
-    /// The peer has had the time to ask again, if it has.
+    /// The peer has had the time to ask again, if it has, or has asked for long enough.
     fn settle(&mut self, now: Now) {
-        if self.inbound.unsettled.is_some_and(|at| at <= now.instant) {
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now.instant);
+        if due(self.inbound.unsettled) || due(self.patience) {
             self.inbound.unsettled = None;
+        }
+        if !self.holds_a_task() {
+            self.patience = None;
         }
     }
 
+    fn holds_a_task(&self) -> bool {
+        self.queue.iter().any(|task| self.is_premature(task))
+    }
+
     fn arm_delayed(&mut self) {
-        let held = self.queue.iter().any(|task| self.is_premature(task));
-        let settled = self.inbound.unsettled.filter(|_| held);
+        let settled = [self.inbound.unsettled, self.patience]
+            .into_iter()
+            .flatten();
+        let settled = settled.min().filter(|_| self.holds_a_task());
         let next = self.delayed.iter().map(|(at, _)| *at).chain(settled).min();
         self.timers.put(Timer::Retry, next);
     }
@@ -216,6 +230,9 @@ impl IkeSa {
         {
             let next = self.queue.iter().position(|task| !self.is_premature(task));
             let Some(next) = next else {
+                if self.holds_a_task() {
+                    self.patience.get_or_insert(now.instant + PATIENCE);
+                }
                 self.arm_delayed();
                 return;
             };

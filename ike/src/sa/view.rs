@@ -143,6 +143,7 @@ impl IkeSa {
         }
         out.word(self.inbound.processing.is_some());
         out.at(self.inbound.unsettled);
+        out.at(self.patience);
         self.view_active(out);
         self.view_passive(out);
         match &self.rekey_twin {
