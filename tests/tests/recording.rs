@@ -113,8 +113,9 @@ fn replays(auth: Auth, suite: Suite) {
 
     let recording = fs::read_to_string(&file).expect("a recording is text");
     let secrets = secrets_of_log(&whole_log(&pair));
-    // Of five key exchanges or more: SKEYSEED and its kin, and the keys of six CHILD_SAs or more.
-    assert!(secrets.len() > 40, "{} secrets", secrets.len());
+    // Of four IKE_SAs or more SKEYSEED and its kin, and the keys of four CHILD_SAs or more; how many
+    // it takes to settle what both sides rekey at once is up to the daemons.
+    assert!(secrets.len() > 30, "{} secrets", secrets.len());
     for secret in &secrets {
         let hex: String = secret.iter().map(|octet| format!("{octet:02x}")).collect();
         assert!(!recording.contains(&hex), "{hex} is in the recording");

@@ -216,7 +216,11 @@ pub(crate) fn command(vici: &mut Vici, name: &str, message: &Message) -> Result<
         .map_err(|error| error.to_string())?;
     match answer.text("success") {
         "yes" => Ok(()),
-        _ => Err(answer.text("errmsg").to_owned()),
+        _ => Err(format!(
+            "{}: {}",
+            answer.text("errmsg"),
+            answer.text("reason")
+        )),
     }
 }
 
