@@ -12,6 +12,7 @@ use std::time::Instant;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use swanherd_config::model::{Connection, SharedSecret};
 use swanherd_ike::api::{ChildSaId, Command, Counter, IkeSaId, IkeSaInfo, LogLine, Selector};
+use swanherd_ike::credentials::PrivateKey;
 use swanherd_ipsec::plane::{PolicySet, SaCounters, SaId};
 use swanherd_kernel::EventCounts;
 use swanherd_kernel::audit::ListedPolicy;
@@ -142,11 +143,8 @@ pub(crate) enum Request {
     LoadShared(SharedSecret, oneshot::Sender<Result<(), String>>),
     /// Unload a shared secret by id. Unknown ids succeed.
     UnloadShared(String, oneshot::Sender<Result<(), String>>),
-    /// Load a private key (PEM or DER). Answers with its id.
-    LoadKey(
-        swanherd_ipsec::Secret,
-        oneshot::Sender<Result<String, String>>,
-    ),
+    /// Load a private key. Answers with its id.
+    LoadKey(PrivateKey, oneshot::Sender<String>),
     /// Unload a private key by id.
     UnloadKey(String, oneshot::Sender<Result<(), String>>),
     /// Load a certificate (PEM or DER); `ca` if it was loaded as a CA certificate.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use swanherd_config::model::{AuthRound, CertSource, Connection, SharedSecret};
 use swanherd_ike::credentials::{Certificate, CredentialError, Credentials, PrivateKey};
-use swanherd_ipsec::Secret;
 
 use crate::control::{CertInfo, CredentialNames};
 
@@ -31,15 +30,8 @@ impl CredentialStore {
     }
 
     /// Adds a private key and returns its id in hexadecimal.
-    ///
-    /// # Errors
-    /// In VICI's words where they are fixed, else why the key is of no use.
-    pub(crate) fn load_key(&mut self, data: &Secret) -> Result<String, String> {
-        let key = PrivateKey::parse(data.expose()).map_err(|error| match error {
-            CredentialError::Malformed(_) => "parsing ANY private key failed".to_owned(),
-            other => format!("parsing ANY private key failed: {other}"),
-        })?;
-        Ok(hex(&self.loaded.add_key(key)))
+    pub(crate) fn load_key(&mut self, key: PrivateKey) -> String {
+        hex(&self.loaded.add_key(key))
     }
 
     /// Removes a private key by its id in hexadecimal. Returns whether there was one.
@@ -127,6 +119,7 @@ fn hex(octets: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use swanherd_config::model::SharedKind;
+    use swanherd_ipsec::Secret;
 
     use super::*;
 

@@ -407,7 +407,7 @@ impl<P: DataPlane + 'static, S: Sender> Engine<P, S> {
                 let _ = reply.send(Ok(()));
             }
             Request::LoadKey(key, reply) => {
-                let result = self.credentials.load_key(&key);
+                let result = self.credentials.load_key(key);
                 self.credentials_changed();
                 let _ = reply.send(result);
             }

@@ -13,21 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use swanherd_ike::api::{ChildSaInfo, Event, IkeSaInfo};
 use tokio::sync::Notify;
 
+use crate::vici::OF_ENGINE;
+
 /// What the events in one queue may weigh, in octets. A batch of 20,000 SAs that go down fits.
 pub(crate) const MAX_WEIGHT: usize = 128 * 1024 * 1024;
 
-/// Names of the events that clients can subscribe to, by the bit of [`Kinds`] that stands for them.
-const NAMES: [&str; 7] = [
-    "log",
-    "ike-updown",
-    "ike-rekey",
-    "ike-update",
-    "child-updown",
-    "child-rekey",
-    "alert",
-];
-
-/// A set of kinds of events.
+/// A set of kinds of events: a bit for each name, by its place among those of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kinds(u32);
 
@@ -40,7 +31,7 @@ impl Kinds {
 
     /// The kind of that name; `None` if no event of the engine has it.
     pub(crate) fn named(name: &str) -> Option<Self> {
-        let bit = NAMES.iter().position(|known| *known == name)?;
+        let bit = OF_ENGINE.iter().position(|known| *known == name)?;
         Some(Self(1 << bit))
     }
 

@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use swanherd_config::load::{CertificateKind, Loaded};
 use swanherd_config::{Diagnostic, load_swanctl};
+use swanherd_ike::credentials::PrivateKey;
 
 use crate::control::{Control, Definitions, Request, ShuttingDown};
 
@@ -129,14 +130,10 @@ impl Loader {
         }
         let mut keys = BTreeSet::new();
         for key in &loaded.private_keys {
-            let data = key.data.clone();
-            match self
-                .control
-                .ask(|reply| Request::LoadKey(data, reply))
-                .await?
-            {
-                Ok(id) => {
-                    keys.insert(id);
+            match PrivateKey::parse(key.data.expose()) {
+                Ok(key) => {
+                    let load = self.control.ask(|reply| Request::LoadKey(key, reply));
+                    keys.insert(load.await?);
                 }
                 Err(error) => {
                     tracing::error!(path = %key.path.display(), %error, "private key refused");

@@ -32,4 +32,4 @@ pub use process::{Output, run, run_ok};
 pub use scenario::{Auth, Pair, Scenario, Suite, peer, subject};
 pub use star::{Star, StarPlan};
 pub use vici::{Event, Events, Message, Packet, Value, Vici, frame};
-pub use xfrm::xfrm;
+pub use xfrm::{Drops, xfrm};

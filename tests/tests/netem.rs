@@ -11,7 +11,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use swanherd_tests::{Class, Event, Events, Message, Netem, Node, Pings, Plane, Star, StarPlan};
+use swanherd_tests::{
+    Class, Drops, Event, Events, Message, Netem, Node, Pings, Plane, Star, StarPlan,
+};
 
 /// Between two pings of a tunnel.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -161,7 +163,7 @@ fn run(quality: &str) -> Course {
                 attempts: begun_by(&star, name) - begun_before[index],
                 unanswered: unanswered(&logs),
                 logs,
-                kernel: drops(&star.responders[index]),
+                kernel: Drops::of(&star.responders[index].namespace).to_string(),
             }
         })
         .collect();
@@ -174,7 +176,7 @@ fn run(quality: &str) -> Course {
             .zip(before)
             .map(|((name, after), (_, before))| (name, after - before))
             .collect(),
-        kernel: drops(&star.gateway),
+        kernel: Drops::of(&star.gateway.namespace).to_string(),
     }
 }
 
@@ -336,18 +338,6 @@ fn outages(name: &str, sides: [&Side; 2]) -> Vec<Duration> {
     }
     outages.extend(begun.map(|begin| begin.elapsed()));
     outages
-}
-
-/// What a kernel says of packets that it dropped because of IPsec.
-fn drops(node: &Node) -> String {
-    node.namespace
-        .run("cat", ["/proc/net/xfrm_stat"])
-        .stdout
-        .lines()
-        .filter_map(|line| line.split_once(char::is_whitespace))
-        .filter(|(_, count)| count.trim() != "0")
-        .map(|(reason, count)| format!("{reason} {} ", count.trim()))
-        .collect()
 }
 
 /// What a log says of a tunnel.

@@ -2,7 +2,7 @@
 //! Against libreswan and OpenIKED under a kernel that has ESP: part of
 //! `cargo xtask test --only kernel`.
 
-use swanherd_tests::{ForeignPair, Make, Pings, xfrm};
+use swanherd_tests::{Drops, ForeignPair, Make, Pings, xfrm};
 
 /// Children that outlive the test.
 const HOUR: u32 = 3600;
@@ -51,35 +51,17 @@ const MOMENT: u32 = 4;
 fn assert_lost(pair: &ForeignPair, pings: Pings) {
     let report = pings.finish();
     let lost = report.sent - report.received;
-    let [ours, peers] = [&pair.left.namespace, &pair.right.namespace]
-        .map(|namespace| namespace.run("cat", ["/proc/net/xfrm_stat"]).stdout);
-    let without = counted(&peers, "XfrmInNoStates")
-        + counted(&peers, "XfrmOutNoStates")
-        + counted(&peers, "XfrmAcquireError")
-        + counted(&ours, "XfrmAcquireError");
+    let [ours, peers] = [&pair.left.namespace, &pair.right.namespace].map(Drops::of);
+    let without = peers.number("XfrmInNoStates")
+        + peers.number("XfrmOutNoStates")
+        + peers.number("XfrmAcquireError")
+        + ours.number("XfrmAcquireError");
     assert!(
         lost <= MOMENT.min(without),
-        "{}\nours: {}\nthe peer's: {}\n{}",
+        "{}\nours: {ours}\nthe peer's: {peers}\n{}",
         report.text,
-        moved(&ours),
-        moved(&peers),
         pair.logs()
     );
-}
-
-/// A counter of `/proc/net/xfrm_stat`.
-fn counted(statistics: &str, counter: &str) -> u32 {
-    statistics
-        .lines()
-        .find_map(|line| line.strip_prefix(counter))
-        .and_then(|count| count.trim().parse().ok())
-        .unwrap_or(0)
-}
-
-/// The counters that are not zero.
-fn moved(statistics: &str) -> String {
-    let lines = statistics.lines().filter(|line| !line.ends_with("\t0"));
-    lines.collect::<Vec<_>>().join(", ")
 }
 
 /// We initiate, rekey child and IKE SA under traffic, and terminate.

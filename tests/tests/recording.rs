@@ -112,10 +112,28 @@ fn replays(auth: Auth, suite: Suite) {
     }
 
     let recording = fs::read_to_string(&file).expect("a recording is text");
-    let secrets = secrets_of_log(&whole_log(&pair));
-    // Of four IKE_SAs or more SKEYSEED and its kin, and the keys of four CHILD_SAs or more; how many
-    // it takes to settle what both sides rekey at once is up to the daemons.
-    assert!(secrets.len() > 30, "{} secrets", secrets.len());
+    let log = whole_log(&pair);
+    let secrets = secrets_of_log(&log);
+    // How many SAs it takes to settle what both sides rekey at once is up to the daemons. Of each
+    // IKE_SA there are SKEYSEED, SK_d and the keys and secrets of both directions; of each CHILD_SA
+    // the keys of both.
+    let made = |what: [&str; 2]| {
+        let tells = |line: &&str| what.iter().all(|word| line.contains(word));
+        log.lines().filter(tells).count()
+    };
+    let ike_sas =
+        made(["IKE_SA t[", "established between"]) + made(["IKE_SA t[", "rekeyed between"]);
+    let children = made(["CHILD_SA c{", "established with SPIs"]);
+    assert!(
+        ike_sas >= 4 && children >= 4,
+        "{ike_sas} IKE_SAs, {children} CHILD_SAs"
+    );
+    let least = 6 * ike_sas + 2 * children;
+    assert!(
+        secrets.len() >= least,
+        "{} secrets, not {least}",
+        secrets.len()
+    );
     for secret in &secrets {
         let hex: String = secret.iter().map(|octet| format!("{octet:02x}")).collect();
         assert!(!recording.contains(&hex), "{hex} is in the recording");

@@ -8,8 +8,10 @@ use clap::{Command, CommandFactory as _};
 
 use crate::shell::{Error, workspace};
 
-// Only what it looks like is wanted here; the daemon reads what was typed.
-#[allow(dead_code)]
+#[expect(
+    dead_code,
+    reason = "the daemon reads what was typed; here it is about the looks"
+)]
 #[path = "../../daemon/src/cli.rs"]
 mod cli;
 

@@ -54,7 +54,7 @@ const COMMANDS: [&str; 41] = [
 pub(super) fn list() -> Message {
     Message::new()
         .with_list("commands", COMMANDS)
-        .with_list("events", events::KNOWN)
+        .with_list("events", events::known())
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
         let docs = include_str!("../../../docs/vici.md");
         let missing: Vec<_> = COMMANDS
             .into_iter()
-            .chain(events::KNOWN)
+            .chain(events::known())
             .filter(|name| !docs.contains(&format!("`{name}`")))
             .collect();
         assert_eq!(missing, [""; 0]);

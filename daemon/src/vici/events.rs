@@ -8,26 +8,35 @@ use super::names;
 use super::render::{Moment, child_sa, ike_name, ike_sa, ike_sa_with_children};
 use crate::logging::group_name;
 
-/// Every event that a client may register for, those of streaming commands included.
-pub(super) const KNOWN: [&str; 17] = [
+/// Events that happen by themselves.
+pub(crate) const OF_ENGINE: [&str; 7] = [
     "log",
-    "control-log",
-    "list-sa",
-    "list-policy",
-    "list-conn",
-    "list-cert",
-    "list-authority",
     "ike-updown",
     "ike-rekey",
     "ike-update",
     "child-updown",
     "child-rekey",
     "alert",
+];
+
+/// Events that are part of a command's answer.
+const OF_COMMANDS: [&str; 10] = [
+    "control-log",
+    "list-sa",
+    "list-policy",
+    "list-conn",
+    "list-cert",
+    "list-authority",
     "list-installed-policy",
     "list-last-error",
     "refused-definition",
     "reconcile-finding",
 ];
+
+/// Every event that a client may register for.
+pub(super) fn known() -> impl Iterator<Item = &'static str> {
+    OF_ENGINE.into_iter().chain(OF_COMMANDS)
+}
 
 /// Most detailed level that `log` carries.
 const LOG_LEVEL: u8 = 1;

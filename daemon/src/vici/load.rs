@@ -6,7 +6,6 @@ use swanherd_config::diagnostic::Diagnostic;
 use swanherd_config::secret::decode_shared;
 use swanherd_config::tree::{Item as TreeItem, Tree, Value};
 use swanherd_ike::credentials::PrivateKey;
-use swanherd_ipsec::Secret;
 use swanherd_vici::{Item, Message};
 
 use super::args::{failure, outcome, success, text};
@@ -114,19 +113,19 @@ pub(super) async fn load_key(control: &Control, args: &Message) -> Message {
     let Some(data) = args.value("data").filter(|data| !data.is_empty()) else {
         return failure("key data missing");
     };
-    let key = Secret::copy_of(data);
-    if let Ok(parsed) = PrivateKey::parse(key.expose()) {
-        let found = parsed.public().type_name();
-        if printed != "ANY" && printed != found {
-            return failure(format!("parsing {printed} private key failed"))
-                .with("reason", format!("it is a key of type {found}"));
-        }
+    let refuse = |reason: String| {
+        failure(format!("parsing {printed} private key failed")).with("reason", reason)
+    };
+    let key = match PrivateKey::parse(data) {
+        Ok(key) => key,
+        Err(error) => return refuse(error.to_string()),
+    };
+    let found = key.public().type_name();
+    if printed != "ANY" && printed != found {
+        return refuse(format!("it is a key of type {found}"));
     }
     match control.ask(|reply| Request::LoadKey(key, reply)).await {
-        Ok(Ok(id)) => success().with("id", id),
-        Ok(Err(reason)) => {
-            failure(format!("parsing {printed} private key failed")).with("reason", reason)
-        }
+        Ok(id) => success().with("id", id),
         Err(error) => failure(error.to_string()),
     }
 }

@@ -45,7 +45,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::control::Control;
 pub(crate) use clients::{Clients, Dropped};
-pub(crate) use events::name as event_name;
+pub(crate) use events::{OF_ENGINE, name as event_name};
 use session::Client;
 use socket::Socket;
 

@@ -312,7 +312,7 @@ impl Session {
     }
 
     fn register(&mut self, name: &str) {
-        if !events::KNOWN.contains(&name) {
+        if !events::known().any(|known| known == name) {
             self.outbox.push(&Packet::EventUnknown);
             return;
         }

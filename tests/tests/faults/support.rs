@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Pid, Signal, kill_process};
-use swanherd_tests::{Daemon, Message, Namespace, Node, Pair, Pings, Vici};
+use swanherd_tests::{Daemon, Drops, Message, Namespace, Node, Pair, Pings, Vici};
 
 /// Whether to take the time for the large numbers.
 pub(crate) fn long() -> bool {
@@ -292,13 +292,9 @@ pub(crate) fn assert_reachable(node: &Node, from: &str, to: &str, seconds: u32) 
         }
         text = report.text;
     }
-    let drops = node.namespace.run("cat", ["/proc/net/xfrm_stat"]).stdout;
-    let drops: Vec<&str> = drops
-        .lines()
-        .filter(|line| !line.ends_with("\t0"))
-        .collect();
+    let drops = Drops::of(&node.namespace);
     panic!(
-        "{text}\n{:#?}\n{drops:#?}\n{}",
+        "{text}\n{:#?}\n{drops}\n{}",
         View::of(&node.namespace),
         node.log()
     );

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! SAs grow old and are replaced.
 
-use swanherd_tests::{Daemon, Node, Pings};
+use swanherd_tests::{Daemon, Drops, Node, Pings};
 
 use crate::support::{HASTY, Nets, assert_kernel_has, child_spi, ike_spi, lists, xfrm};
 
@@ -153,14 +153,7 @@ fn reauthenticated(connection: [&str; 2], roles: fn(&Nets) -> [&Node; 2]) {
 
 /// How many packets have come by an SA that had no keys yet.
 fn early(node: &Node) -> u32 {
-    let stat = node
-        .namespace
-        .run("cat", ["/proc/net/xfrm_stat"])
-        .expect_ok();
-    stat.lines()
-        .find_map(|line| line.strip_prefix("XfrmAcquireError"))
-        .and_then(|count| count.trim().parse().ok())
-        .unwrap_or_else(|| panic!("no such counter in {stat}"))
+    Drops::of(&node.namespace).number("XfrmAcquireError")
 }
 
 /// Of the one that the initiator wants, and of no other.
